@@ -504,7 +504,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (t->packed_rows) fit_rows(t->packed_rows, d, o);
     check_random_settle(d, o);
     bound(d, o);
-    if (t->needs & ATTN_BIAS) check_problem_fit_bias(d), o->bias_infinite = check_chance(state, 20);
+    if (t->needs & ATTN_BIAS) check_problem_fit_bias(d), d->alignment = 0, o->bias_infinite = check_chance(state, 20);
 }
 
 /* One of those that take the problem; if none does, of those of its direction, which then gets what it takes of it. */

@@ -171,6 +171,13 @@ static void kernels_are_chosen(void **state)
     assert_non_null(strstr(info_of(&desc).kernel, "sm90_backward_bf16_d64_128")); /* plain or not: as measured */
     desc.batch = 1, desc.heads_q = 8, desc.heads_kv = 1;
     assert_int_equal(info_of(&desc).splits, 8); /* two KV tiles leave most SMs idle */
+    desc = small_backward();
+    desc.flags = ATTN_BIAS, desc.bias_dtype = ATTN_BF16; /* of each key */
+    desc.bias_extent[0] = desc.bias_extent[1] = desc.bias_extent[2] = 1, desc.bias_extent[3] = desc.len_kv;
+    assert_string_equal(info_of(&desc).kernel, "sm90_backward_bf16_d64_128_bias");
+    desc.alignment = 8; /* of the bias, too */
+    assert_string_equal(info_of(&desc).kernel, "sm90_backward_bf16_d64_128_score_mod");
+    desc = small_backward();
     desc.dtype = ATTN_F32;
     assert_string_equal(info_of(&desc).kernel, "sm90_backward_fallback_f32");
     end_context(context);
@@ -249,13 +256,49 @@ static void a_bias_has_one_gradient(void **state)
     end_context(context);
 }
 
+/* The gradient of each pair's own bias is zeroed before a kernel that adds to it or does not visit all pairs: so the
+ * driver checks. */
+static void a_bias_of_its_own_is_zeroed_where_it_must(void **state)
+{
+    (void)state;
+    enum { PAIRS = 2 * 4 * 200 * 200 };
+    static const struct {
+        uint32_t flags;
+        attn_dtype dtype;
+        const char *kernel;
+    } cases[] = { { 0, ATTN_F32, "sm90_backward_bf16_d64_128_score_mod" },
+                  { ATTN_CAUSAL, ATTN_BF16, "sm90_backward_bf16_d64_128_bias" },
+                  { 0, ATTN_BF16, "sm90_backward_bf16_d64_128_bias" } };
+    static tensors t;
+    static float bias[PAIRS], gradient[PAIRS];
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < COUNT(cases); i++) {
+        attn_plan *plan;
+        attn_desc desc = small_backward();
+        attn_args args = args_of(&t);
+        args.bias = bias, args.grad_bias = gradient;
+        desc.flags = ATTN_BIAS | cases[i].flags, desc.bias_dtype = cases[i].dtype, desc.kernel = cases[i].kernel;
+        desc.bias_extent[0] = 2, desc.bias_extent[1] = 4, desc.bias_extent[2] = desc.bias_extent[3] = 200;
+        assert_ok(attn_plan_create(&plan, &desc));
+        void *workspace = malloc(attn_plan_workspace(plan) + 1);
+        memset(gradient, 0x55, sizeof gradient);
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        for (int n = 0; n < PAIRS; n++)
+            assert_true(gradient[n] == 0);
+        free(workspace);
+        attn_plan_destroy(plan);
+    }
+    end_context(context);
+}
+
 /* Cases fitted to each variant, in which heads are split too, computed from nothing but what is launched. */
 static void parameters_say_it_all(void **state)
 {
     (void)state;
     static const char *const kernels[] = { "sm90_backward_bf16_d64_128", "sm90_backward_f16_d128_128_score_mod",
                                            "sm90_backward_bf16_d256_64_2cta",
-                                           "sm90_backward_bf16_d192_64_2cta_final_dq" };
+                                           "sm90_backward_bf16_d192_64_2cta_final_dq",
+                                           "sm90_backward_bf16_d64_128_bias" };
     check_grid *grid = check_grid_create(CHECK_SEED);
     for (int i = 0; i < COUNT(kernels); i++) {
         check_sweep sweep = check_sweep_create(grid, ATTN_CUDA, kernels[i], ATTN_ISA_AUTO);
@@ -280,6 +323,7 @@ int main(void)
         cmocka_unit_test(dq_of_short_heads_is_finalised),
         cmocka_unit_test(what_is_empty_has_gradients_of_0),
         cmocka_unit_test(a_bias_has_one_gradient),
+        cmocka_unit_test(a_bias_of_its_own_is_zeroed_where_it_must),
         cmocka_unit_test(parameters_say_it_all),
     };
     cuda_begin();

@@ -123,7 +123,7 @@ static inline const struct attn_cuda_pass *attn_cuda_pass_of(const attn_cuda_ker
 }
 
 /* Whether kernels for a bias alone take it: of the rows' dtype, its keys next to each other, for rows and keys or for
- * keys alone, and all else at multiples of 16 bytes. desc: resolved, with ATTN_BIAS. */
+ * keys alone, and all else at multiples of 16 bytes. desc: with ATTN_BIAS, its strides resolved. */
 bool attn_cuda_bias_is_even(const attn_desc *desc);
 
 /* Why a kernel cannot compute a problem on any device, however it is planned; NULL: it can. desc: resolved. */

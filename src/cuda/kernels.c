@@ -44,8 +44,8 @@ const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc 
 bool attn_cuda_bias_is_even(const attn_desc *d)
 {
     const int64_t *extent = d->bias_extent, *stride = d->bias_stride, size = attn_dtype_size(d->dtype);
-    bool even =
-        d->bias_dtype == d->dtype && extent[3] == d->len_kv && extent[3] > 0 && (stride[3] == 1 || d->len_kv == 1);
+    bool even = d->alignment % 16 == 0 && d->bias_dtype == d->dtype && extent[3] == d->len_kv && extent[3] > 0 &&
+                (stride[3] == 1 || d->len_kv == 1);
     for (int i = 0; i < 3; i++) {
         int64_t bytes = stride[i] * size;
         even = even && extent[i] > 0 && (extent[i] == 1 || (bytes > 0 && bytes % 16 == 0 && bytes < STRIDE_MOST));

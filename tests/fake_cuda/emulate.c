@@ -241,20 +241,18 @@ static void check_pages(const char *symbol, const attn_cuda_kernel *k, const att
     }
 }
 
-/* What a variant of a bias reads it by. */
-static void check_bias(const char *symbol, const attn_sm90_params *p, const attn_desc *d)
+void fake_check_bias(const char *symbol, const attn_sm90_params *p, const attn_sm90_map *map, int bias_rows,
+                     int tile_rows, const attn_desc *d)
 {
-    const attn_sm90_bias_params *params = (const attn_sm90_bias_params *)(const void *)p;
     const int *e = p->score.bias_extent;
     const long long *from = p->score.bias_stride;
-    uint32_t pack = e[1] == 1 ? 1 : (uint32_t)p->schedule.pack, rows = (uint32_t)params->bias_rows / pack;
+    uint32_t pack = e[1] == 1 ? 1 : (uint32_t)p->schedule.pack, rows = (uint32_t)bias_rows / pack;
     int64_t stride[4];
     const int64_t extent[] = { e[3], e[1], e[2], e[0] };
     fake_expect(e[3] == p->shape.len_kv && (e[2] == p->shape.len_q || e[2] == 1), symbol, "a bias not of every pair");
-    fake_expect(params->bias_rows == p->schedule.rows * p->schedule.pack || (e[2] == 1 && params->bias_rows == 1),
-                symbol, "bias_rows");
-    fake_expect(e[1] > 1 || p->schedule.pack == 1 || params->bias_rows == 1, symbol, "packs heads that share a bias");
-    fake_expect(fake_take_map(symbol, &params->bias_map, d->dtype, extent, (uint32_t[]){ 64, pack, rows, 1 }, stride) ==
+    fake_expect(bias_rows == tile_rows || (e[2] == 1 && bias_rows == 1), symbol, "bias_rows");
+    fake_expect(e[1] > 1 || p->schedule.pack == 1 || bias_rows == 1, symbol, "packs heads that share a bias");
+    fake_expect(fake_take_map(symbol, map, d->dtype, extent, (uint32_t[]){ 64, pack, rows, 1 }, stride) ==
                     p->score.bias,
                 symbol, "the bias is mapped elsewhere");
     fake_expect((e[0] == 1 || stride[0] == from[0]) && (e[2] == 1 || stride[1] == from[2]) &&
@@ -355,7 +353,9 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     if (k->paged) take_cache(&cached->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
     if (k->paged) check_pages(symbol, k, cached, &d, &a);
-    if (k->needs & ATTN_BIAS) check_bias(symbol, p, &d);
+    const attn_sm90_bias_params *biased = (const attn_sm90_bias_params *)(const void *)p;
+    if (k->needs & ATTN_BIAS)
+        fake_check_bias(symbol, p, &biased->bias_map, biased->bias_rows, p->schedule.rows * p->schedule.pack, &d);
     check_output(symbol, p, &d);
     const attn_sm90_schedule *s = &p->schedule;
     if (s->total > s->split_tiles * s->splits) {

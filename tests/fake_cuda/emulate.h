@@ -18,6 +18,10 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *kernel, const at
 const void *fake_take_map(const char *symbol, const attn_sm90_map *map, attn_dtype dtype, const int64_t extent[4],
                           const uint32_t box[4], int64_t stride[4]);
 
+/* What a variant of a bias reads it by; tile_rows: of a Q tile, of all its heads. */
+void fake_check_bias(const char *symbol, const attn_sm90_params *params, const attn_sm90_map *map, int bias_rows,
+                     int tile_rows, const attn_desc *desc);
+
 /* The common ones among a variant's. */
 attn_cuda_params fake_common(const attn_sm90_params *params);
 

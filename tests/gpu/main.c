@@ -92,8 +92,9 @@ int main(int argc, char **argv)
         }
         lengths(k);
         bits_and_lists(k);
-        if (k->needs & ~(uint32_t)ATTN_BIAS) continue; /* its schedule and tiles are a plain kernel's */
-        if (attn_cuda_direction(k) == ATTN_BACKWARD)
+        bool backward = attn_cuda_direction(k) == ATTN_BACKWARD;
+        if (k->needs && (backward || k->needs != ATTN_BIAS)) continue; /* its schedule and tiles are a plain kernel's */
+        if (backward)
             backward_schedules(k);
         else
             forward_tiles(k);

@@ -79,8 +79,9 @@ typedef struct attn_sm90_backward_params {
     attn_sm90_map grad_o_map; /* of 16-bit grad_o (or grad_o_copy): extents as o's, box (64, 1, R, 1) */
     attn_sm90_backward_schedule schedule;
 
-    attn_cuda_gradients grad; /* bias: zeroed before 2; NULL for 2, too, if attn_sm90_backward_fallback_bias is to
-                               * compute it */
+    attn_cuda_gradients grad; /* bias: zeroed before 2, but where a variant of a bias stores all of it: of each
+                               * sequence, head and row, and no mask or lengths; NULL for 2, too, if
+                               * attn_sm90_backward_fallback_bias is to compute it */
     int q_pitch, kv_pitch;    /* in aligned rows */
     int dim;                  /* of the variant */
     int stores_wide;          /* rows of grad_k and grad_v are of whole 16 bytes, 16-bit */
@@ -103,6 +104,15 @@ typedef struct attn_sm90_backward_params {
     int alibi_count;
     float *sink_parts; /* NULL, or (heads_q, batch, ceil(len_q / R)) floats; written by 1 */
 } attn_sm90_backward_params;
+
+/* A variant of a bias. bias_map: as the forward has it (params.h), box (64, 1, bias_rows, 1). bias_rows: R; 1: all rows
+ * have the same bias, that of bias_extent[2] == 1. sequences_first: they share a bias that L2 is to have once, and its
+ * gradient: a KV head's work items of all sequences come before those of the next head. */
+typedef struct attn_sm90_backward_bias_params {
+    attn_sm90_backward_params common;
+    attn_sm90_map bias_map;
+    int bias_rows, sequences_first;
+} attn_sm90_backward_bias_params;
 
 /* Rows [0, length) of sequences: out = scale * the sum of `parts` accumulators. */
 typedef struct attn_sm90_postprocess_params {
@@ -150,6 +160,9 @@ typedef struct attn_sm90_total_params {
 
 /* Shared memory of a variant, bytes: K and V tiles, the pipeline of Q tiles with dO, dS, keys of the cluster's other
  * CTA, dQ or (KV tiles of 64) P, statistics, barriers and infos. */
+#define ATTN_SM90_BACKWARD_BIAS_STAGES 2
+#define ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile) (ATTN_SM90_BACKWARD_BIAS_STAGES * 128 * 64 * ATTN_SM90_PANELS(kv_tile))
+
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, kv_tile, stages, cluster)                                        \
     (128 * (((kv_tile) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (kv_tile)) + \
      ((cluster)-1) * 128 * (kv_tile) * ((ATTN_SM90_PANELS(dim) + 1) / 2) + 16384 * (2 - (cluster)) +         \

@@ -25,9 +25,9 @@
 #include "common/dropout.h"
 #include "sm90/common/store.h"
 
-enum { CAUSAL, RANGES, GENERAL };                   /* ATTN_MASK */
-enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT }; /* ATTN_SCORE */
-enum { ACCUMULATED, FINALISED };                    /* ATTN_DQ */
+enum { CAUSAL, RANGES, GENERAL };                         /* ATTN_MASK */
+enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS }; /* ATTN_SCORE */
+enum { ACCUMULATED, FINALISED };                          /* ATTN_DQ */
 
 struct config {
     static constexpr int step = element<ATTN_DTYPE>::step, panel_columns = element<ATTN_DTYPE>::panel_columns;
@@ -43,9 +43,11 @@ struct config {
                                    : ATTN_SCORE == SOFTCAP ? FLAG_SOFTCAP
                                    : ATTN_SCORE == ALIBI   ? FLAG_ALIBI
                                    : ATTN_SCORE == DROPOUT ? FLAG_DROPOUT
+                                   : ATTN_SCORE == BIAS    ? FLAG_BIAS
                                                            : 0;
     static constexpr bool may_cap = changes & FLAG_SOFTCAP, may_drop = changes & FLAG_DROPOUT,
                           may_slope = changes & FLAG_ALIBI;
+    static constexpr bool bias = ATTN_SCORE == BIAS; /* bias.h */
     static constexpr bool plain = !general_mask && !changes;
 
     /* Warps. */
@@ -76,6 +78,12 @@ struct config {
     /* The thread index is kept: asked for again it takes 200 clocks beside products. */
     static constexpr bool keeps_thread = !above_128 && dtype == BF16 && !changes;
 };
+
+/* Of BIAS variants. */
+DEVICE const attn_sm90_backward_bias_params *bias_params(const attn_sm90_backward_params *params)
+{
+    return (const attn_sm90_backward_bias_params *)params;
+}
 
 /* Whether a change of scores is asked for. */
 template <u32 flag> DEVICE bool has(const attn_sm90_params *p)

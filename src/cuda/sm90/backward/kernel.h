@@ -11,6 +11,7 @@
 #include "sm90/backward/q_tiles.h"
 #include "sm90/backward/mask.h"
 #include "sm90/backward/score.h"
+#include "sm90/backward/bias.h"
 #include "sm90/backward/producer.h"
 #include "sm90/backward/consumer.h"
 #include "sm90/backward/dq_semaphore.h"
@@ -47,9 +48,12 @@ DEVICE void consume(const attn_sm90_backward_params *params, const shared *s)
     consume_q(params, s);
 }
 
+using variant_params = choice<config::bias, attn_sm90_backward_bias_params, attn_sm90_backward_params>::type;
+
 extern "C" __global__ void __launch_bounds__(config::threads, 1)
-    PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ attn_sm90_backward_params params)
+    PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ variant_params all)
 {
+    const attn_sm90_backward_params &params = (const attn_sm90_backward_params &)all;
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
     barriers_init(&s, (config::finalises_dq || params.dq_semaphores));

@@ -9,6 +9,7 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_MAINLOOP_D128_H
 #define ATTN_CUDA_SM90_BACKWARD_MAINLOOP_D128_H
 
+#include "sm90/backward/bias.h"
 #include "sm90/backward/consumer.h"
 #include "sm90/backward/dq.h"
 #include "sm90/backward/epilogue.h"
@@ -37,6 +38,9 @@ DEVICE void mainloop_dq(const attn_sm90_backward_params *params, const shared *s
         barrier_wait(BARRIER(s, ds_full, buffer), ring_phase(c->at.tiles, 2));
         const q_tile_info info = *q_info(s, c->at.tiles); /* which is another tile's once dS is released */
         bool finalises = is_last(info.dq);
+        if constexpr (config::bias)
+            if (params->grad.bias && !has_key_gradient(params))
+                store_bias_gradient(params, item_info(s, c->at.items), &info, s->ds + buffer * DS_TILE);
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; panel++) {
             if (finalises) load_dq(params, info.dq, panel * DQ_COLUMNS, dq);
@@ -114,6 +118,7 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
     const attn_sm90_params *p = &params->common;
     int first = c->group * 64;
     slope_sum slope = { 0, -1 };
+    key_sums keys = { { 0, 0 }, -1 };
     u32 k = uniform(k_address(s, &c->at) + first * 128);
     u32 v = uniform(v_address(s, &c->at) + first * 128);
     for (bool last = false; !last; end_q_tile(&c->at)) {
@@ -132,23 +137,24 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
             if (unlikely(info.masked & BY_RANGES)) seen = pairs_of(p, item, &info, first);
         }
 
-        if (LSE_FIRST) load_ahead(lse, statistics);
+        if (LSE_FIRST) load_ahead<LSE_AHEAD>(lse, statistics);
         issue_s(c, score, k, q);
         if (DP_EARLY) issue_dp(c, dp, v, dout);
         if (LSE_FIRST) info.masked = opaque(info.masked); /* waited for after the product, not within */
         if (!config::general_mask && unlikely(info.masked)) seen = pairs_of(p, item, &info, first);
-        if (!LSE_FIRST) load_ahead(lse, statistics);
+        if (!LSE_FIRST) load_ahead<LSE_AHEAD>(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);
         if (config::general_mask && info.masked) seen = with_bits(&info, seen, bits, c->group);
+        if constexpr (config::bias) add_bias(params, s, c, score);
         softmax(p, item, &info, seen, score, derivative, probability, first, statistics, lse);
         if (!DP_EARLY) issue_dp(c, dp, v, dout);
-        load_ahead(delta, statistics + 4 * Q_ROWS);
+        load_ahead<STATISTICS_AHEAD>(delta, statistics + 4 * Q_ROWS);
         if (DV_EARLY) issue_dkv<config::dim_v>(dv, probability, dout);
 
         wgmma_wait(DV_EARLY ? 1 : 0);
         pin_floats(dp, Q_ROWS / 2);
-        ds_inputs from = { params, item, &info, probability, derivative, delta, 0, &slope, first };
+        ds_inputs from = { params, item, &info, probability, derivative, delta, 0, &slope, &keys, first };
         compute_ds(&from, score, dp, ds, statistics);
         zero_dropped(probability);
         if (!DV_EARLY) issue_dkv<config::dim_v>(dv, probability, dout);
@@ -163,6 +169,7 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
         release_twice(thread_of(c), s, slot);
     }
     store_slope(params, item, &slope);
+    add_key_sums(params, item, &keys, first);
 }
 
 /* A work item's dK and dV, of the warpgroup's keys. */

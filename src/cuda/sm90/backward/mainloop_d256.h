@@ -231,7 +231,7 @@ DEVICE void mainloop_dk(const attn_sm90_backward_params *params, const shared *s
         barrier_wait(BARRIER(s, p_full, 0), c->at.tiles & 1);
         wgmma_wait(0);
         pin_floats(dp, Q_ROWS / 2);
-        ds_inputs from = { params, item, info, NULL, NULL, NULL, CLUSTER ? s->ds : s->p, &slope, 0 };
+        ds_inputs from = { params, item, info, NULL, NULL, NULL, CLUSTER ? s->ds : s->p, &slope, NULL, 0 };
         compute_ds(&from, dp, dp, ds, statistics_of(s, slot, threadIdx.x));
         send_ds(s, c, ds);
 

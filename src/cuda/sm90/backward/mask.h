@@ -46,6 +46,7 @@ DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const
 {
     if (key >= seq->len_kv) return 0;
     u32 columns = ranged_columns(&p->mask, seq, info, key);
+    if constexpr (config::bias) columns &= row_columns(info, 0, seq->len_q); /* others' bias may be anything */
     if constexpr (config::general_mask) {
         if (columns && p->shape.flags & FLAG_INTERVALS) {
             int4 hidden = interval_of(&p->shape, &p->mask, seq, info->head, key);

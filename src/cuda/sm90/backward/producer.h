@@ -4,6 +4,7 @@
 #define ATTN_CUDA_SM90_BACKWARD_PRODUCER_H
 
 #include "sm90/common/ptx.h"
+#include "sm90/backward/bias.h"
 #include "sm90/backward/pipeline.h"
 #include "sm90/backward/q_tiles.h"
 #include "sm90/backward/scheduler.h"
@@ -84,12 +85,13 @@ DEVICE void load_q_tile(const attn_sm90_backward_params *params, const shared *s
         if constexpr (config::head_persistent_dq)
             if (params->schedule.head_persistent) info.dq = persistent_dq(params, item, info.head, info.row0);
         *q_info(s, at->at.tiles) = info;
-        barrier_expect(full, Q_TILE + DOUT_TILE + STATISTICS);
+        barrier_expect(full, Q_TILE + DOUT_TILE + STATISTICS + bias_bytes(params));
         load_panels(q_address(s, slot), &p->q_map, full, 0, PANELS, Q_PANEL, info.head, row, batch);
         bulk_load(s->statistics + slot * STATISTICS, params->stats + 2 * offset, STATISTICS, full);
         load_panels(dout_address(s, slot), &params->grad_o_map, full, 0, PANELS_V, Q_PANEL, info.head, row, batch);
     }
     __syncwarp();
+    if constexpr (config::bias) load_bias_tile(params, s, item, &info, at->at.tiles, full);
     end_q_tile(&at->at);
 }
 

@@ -82,6 +82,7 @@ DEVICE bool next_by_arithmetic(const attn_sm90_params *p, kv_item *item, q_walk 
         info->masked |= last - p->mask.right > first_row || item->key0 + p->mask.left < last_row;
         seen = min(seen, last_row + p->mask.right);
     }
+    if (config::bias && p->shape.flags & (FLAG_VARLEN | FLAG_LENS_Q)) info->masked |= info->row0 + Q_ROWS > seq->len_q;
     if (config::finalises_dq) seen = max(seen, 0);
     info->dq.rank = seen / config::item_rows - item->first_key / config::item_rows;
     return true;

@@ -86,6 +86,18 @@ DEVICE int next_item(const attn_sm90_backward_params *params, const shared *s, i
     return config::ctas == 2 ? share_with_peer(s, at, (int)taken) : (int)taken;
 }
 
+/* The sequence and the KV head of number `head` of all. */
+DEVICE void find_head(const attn_sm90_backward_params *params, int head, kv_item *item)
+{
+    const attn_cuda_shape *shape = &params->common.shape;
+    if constexpr (config::bias)
+        if (bias_params(params)->sequences_first) {
+            item->kv_head = head / shape->batch, item->seq.batch = head - item->kv_head * shape->batch;
+            return;
+        }
+    item->seq.batch = head / shape->heads_kv, item->kv_head = head - item->seq.batch * shape->heads_kv;
+}
+
 /* ---- stream-K -------------------------------------------------------------------------------------- */
 
 /* A piece of a share: Q tiles of a work item, after which *left others are taken. False: it is empty. */
@@ -112,7 +124,7 @@ DEVICE void postprocess_at(const attn_sm90_backward_params *params, int number, 
     int tiles = (p->shape.len_q + Q_ROWS - 1) / Q_ROWS;
     int pieces = (tiles + ATTN_SM90_BACKWARD_POSTPROCESS_TILES - 1) / ATTN_SM90_BACKWARD_POSTPROCESS_TILES,
         query = piece / pieces;
-    item->seq.batch = head / p->shape.heads_kv, item->kv_head = head - item->seq.batch * p->shape.heads_kv;
+    find_head(params, head, item);
     item->seq.len_q = p->shape.len_q;
     item->first_head = item->kv_head * (p->shape.heads_q / p->shape.heads_kv) + query;
     item->skip = (piece - query * pieces) * ATTN_SM90_BACKWARD_POSTPROCESS_TILES;
@@ -140,7 +152,7 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
     }
     item_index at = item_index_of(s, heads, left);
     int tile = at.tile;
-    seq->batch = at.head / p->shape.heads_kv, item->kv_head = at.head - seq->batch * p->shape.heads_kv;
+    find_head(params, at.head, item);
     if (s->splits > 1) item->partial = at.split;
     if (packed && !find_sequence(p->shape.cu_lens_kv, p->shape.lens_kv, p->shape.batch, config::item_rows, tile,
                                  &seq->batch, &tile, &count))

@@ -90,6 +90,7 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
 DEVICE float log2_unit(const attn_sm90_params *p)
 {
     if (config::changes_scores) return LOG2_E;
+    if (config::bias) return 1;
     return (config::changes == FLAG_SOFTCAP ? p->score.softcap : p->shape.scale) * LOG2_E;
 }
 

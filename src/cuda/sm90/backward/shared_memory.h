@@ -29,6 +29,10 @@ constexpr int P_TILE = config::above_128 && config::ctas == 1 ? DS_TILE * (confi
 /* D <= 128: a warp's fragment of dQ on its way to memory, 16 rows of a panel's columns. */
 constexpr int DQ_COLUMNS = 64, DQ_BYTES = config::above_128 ? 0 : 16 * 4 * DQ_COLUMNS;
 
+/* BIAS: a ring of its tiles, of a Q tile's rows and a KV tile's keys; or of one row. */
+constexpr int BIAS_STAGES = config::bias ? ATTN_SM90_BACKWARD_BIAS_STAGES : 0;
+constexpr int BIAS_PANELS = config::kv_rows / config::panel_columns, BIAS_TILE = BIAS_PANELS * Q_PANEL;
+
 /* Two-CTA cluster: those panels of the peer's K tile that have a column of this CTA's half of dQ. */
 constexpr int PEER_PANELS = (PANELS + 1) / 2, PEER_TILE = config::ctas == 2 ? PEER_PANELS * KV_PANEL : 0;
 
@@ -92,8 +96,9 @@ constexpr int DQ_RING = 4; /* ring of Q tiles whose dQ semaphore is waited for o
 constexpr int RELEASES = config::above_128 ? config::warps : 2 * config::warps;
 static_assert(config::above_128 || config::warps == 2 * config::dq_warps, "each of dQ's warps counts twice");
 
-typedef struct alignas(16) barriers { /* the infos after them are loaded 16 bytes at a time */
-    u64 index[4];                     /* two slots of 16 bytes for the number of a work item */
+using bias_barriers = members<u64, BIAS_STAGES>;      /* that empty a stage of the bias */
+typedef struct alignas(16) barriers : bias_barriers { /* the infos after them are loaded 16 bytes at a time */
+    u64 index[4];                                     /* two slots of 16 bytes for the number of a work item */
     u64 full[SLOTS], empty[SLOTS];
     u64 ds_full[2], ds_empty[2];
     u64 p_full[1], p_empty[1];
@@ -118,6 +123,11 @@ typedef struct shared {
 
 #define BARRIER(shared, ring, index) ((shared)->barriers + (u32)(u64) & ((struct barriers *)0)->ring[index])
 
+DEVICE u32 bias_empty(const shared *s, u32 stage)
+{
+    return s->barriers + 8 * stage; /* the first of the barriers are these */
+}
+
 DEVICE shared shared_layout(unsigned char *memory)
 {
     shared s;
@@ -126,7 +136,8 @@ DEVICE shared shared_layout(unsigned char *memory)
     if (config::above_128) s.k = (s.k + 1023) & ~1023u;
     s.v = s.k + K_TILE, s.q = s.v + V_TILE;
     s.dout = s.q + config::stages * Q_TILE, s.ds = s.dout + config::stages * DOUT_TILE, s.dq = s.ds + 2 * DS_TILE;
-    s.p = s.dq + config::dq_warps * DQ_BYTES, s.peer_k = s.p + P_TILE, s.statistics = s.peer_k + PEER_TILE;
+    s.p = s.dq + config::dq_warps * DQ_BYTES, s.peer_k = s.p + P_TILE;
+    s.statistics = s.peer_k + PEER_TILE + BIAS_STAGES * BIAS_TILE;
     s.barriers = s.statistics + ATTN_SM90_BACKWARD_STATISTICS(config::kv_rows, config::stages) * STATISTICS;
     s.rank = config::ctas == 2 ? cluster_rank() : 0, s.peer = s.rank ^ 1;
     s.infos = (infos *)(memory + (s.barriers + sizeof(barriers) - shared_address(memory)));
@@ -142,6 +153,8 @@ DEVICE void barriers_init(const shared *s, int semaphore_warps)
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, ds_full, i), config::ds_warps),
                 barrier_init(BARRIER(s, ds_empty, i), (config::above_128 ? config::ctas : 1) * config::dq_warps);
+        for (int i = 0; i < BIAS_STAGES; i++)
+            barrier_init(bias_empty(s, i), config::warps);
         barrier_init(BARRIER(s, p_full, 0), 4), barrier_init(BARRIER(s, p_empty, 0), 4);
         for (int i = 0; i < 2; i++)
             barrier_init(BARRIER(s, index_full, i), 1), barrier_init(BARRIER(s, index_empty, i), 1);

@@ -2,6 +2,7 @@
 #ifndef ATTN_CUDA_SM90_BACKWARD_SOFTMAX_H
 #define ATTN_CUDA_SM90_BACKWARD_SOFTMAX_H
 
+#include "sm90/backward/bias.h"
 #include "sm90/backward/mask.h"
 #include "sm90/backward/products.h"
 #include "sm90/backward/score.h"
@@ -21,10 +22,13 @@ constexpr int STATISTICS_AHEAD = LSE_FIRST && config::dtype == BF16 ? 4 : config
 /* D > 128: what dS is computed from is loaded 16 rows ahead. */
 constexpr bool DS_AHEAD = config::above_128 && !config::changes;
 
-DEVICE void load_ahead(float4 *ahead, u32 statistics)
+/* The same of LSE: at 128 dims sums of a bias's gradient have no registers for more. */
+constexpr int LSE_AHEAD = config::bias && config::dim > 64 ? 1 : STATISTICS_AHEAD;
+
+template <int groups> DEVICE void load_ahead(float4 *ahead, u32 statistics)
 {
 #pragma unroll
-    for (int m = 0; m < STATISTICS_AHEAD; m++)
+    for (int m = 0; m < groups; m++)
         ahead[m] = load_statistics(statistics, m);
 }
 
@@ -35,7 +39,7 @@ DEVICE void exponentials(float *score, u32 *probability, float unit, u32 statist
 {
 #pragma unroll
     for (int m = 0; m < Q_ROWS / 16; m++) {
-        float4 lse = m < STATISTICS_AHEAD ? ahead[m] : load_statistics(statistics, m);
+        float4 lse = m < LSE_AHEAD ? ahead[m] : load_statistics(statistics, m);
 #pragma unroll
         for (int i = 8 * m; i < 8 * m + 8; i++)
             score[i] = exp2_approx(fmaf(score[i], unit, -statistic(lse, i)));
@@ -70,6 +74,7 @@ typedef struct ds_inputs {
     const float4 *delta;                 /* of load_ahead */
     u32 sent;                            /* D > 128: where the other warpgroup sent P, and the derivatives */
     slope_sum *slope;
+    key_sums *keys;
     int first; /* the warpgroup's first key, from the work item's on */
 } ds_inputs;
 
@@ -109,6 +114,7 @@ DEVICE void ds_of_piece(const ds_inputs *from, const ds_piece *piece, int m, con
     }
     if constexpr (config::changes)
         pass_gradients(from->params, from->item, from->info, ds, m, piece->derivative, &from->slope->sum, from->first);
+    if constexpr (config::bias) sum_keys(from->params, from->keys, ds);
 }
 
 /* dS = P (dP - delta), as wgmma's A operand. */
@@ -118,6 +124,10 @@ DEVICE void compute_ds(const ds_inputs *from, const float *p, const float *dp, u
     if constexpr (config::may_slope) {
         if (from->info->head != from->slope->head) store_slope(from->params, from->item, from->slope);
         from->slope->head = from->info->head;
+    }
+    if constexpr (config::bias) {
+        if (from->info->head != from->keys->head) add_key_sums(from->params, from->item, from->keys, from->first);
+        from->keys->head = from->info->head;
     }
     if (DS_AHEAD) load_piece(from, statistics, 0, &pieces[0]);
 #pragma unroll

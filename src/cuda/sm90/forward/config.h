@@ -47,6 +47,9 @@ struct config {
     /* First dims of Q that registers have room for. */
     static constexpr int held = one_byte ? (two_outputs ? 0 : dim) : pingpong && dim_v == 128 ? 128 : 0;
 
+    /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
+    static constexpr bool reads_stage = bias || walks;
+
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. A producer that walks a mask has more. */
     static constexpr int consumer_registers = rows == 256   ? 112

@@ -13,16 +13,16 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-/* Of a walk: the warpgroup's of tile_blocks, the shared address of the tile's intervals and, of tables, what
- * load_row_bits has loaded of a tile masked by bits, two words. */
-enum { ROW_BLOCKS = 0, ROW_INTERVALS = 1, ROW_BITS = 2 };
-using row_words = members<u32, config::tables ? 4 : config::walks ? 2 : 0>;
+/* Of a walk: the warpgroup's of tile_blocks and, of tables, what load_row_bits has loaded of a tile masked by bits, two
+ * words. */
+enum { ROW_BLOCKS = 0, ROW_BITS = 1 };
+using row_words = members<u32, config::tables ? 3 : config::walks>;
 
 struct consumer : row_words {
     int warpgroup, items; /* items: whose last S is computed */
     pipeline_state q, kv;
     int left, key0;       /* KV tiles whose S is to come (of a walk: 2 for several); first key of the last one scored */
-    int masked;           /* of a walk: kv_tile_info.masked */
+    int masked;           /* of a walk: kv_tile_info.masked, and the tile's stage above OF_STAGE */
     int unmasked;         /* of a walk: kv_tile_info.inside_ahead; CAUSAL: kv_range.unmasked_end */
     work_tile_info *info; /* if not config::drains: info_of() */
     softmax m;
@@ -84,12 +84,6 @@ DEVICE void wait_full(const shared *s, int tensor, pipeline_state at)
 DEVICE void release_stage(const shared *s, int tensor, int stage)
 {
     release(BARRIER(s, kv[tensor].empty[stage]));
-}
-
-/* Intervals hide keys of the tile in hand: its stage is read after its products. */
-DEVICE bool reads_intervals(const consumer *c)
-{
-    return config::walks && c->masked & BY_INTERVALS;
 }
 
 /* The bias of a stage is in hand from now on. */

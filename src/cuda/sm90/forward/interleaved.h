@@ -167,7 +167,6 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         if (more) skip_to_first_tile(s, c);
     }
     if (config::walks && more) general_mask::load_info(p, s, c, last ? next_info(s, c) : c->info, c->kv.index);
-    bool reads = config::bias || reads_intervals(c); /* the stage, after its products */
     u32 v = valid_v(s, c, stage, hidden, valid);
     multiply(p, s, c, score, next, o, key0, k_address(s, c->kv.index), v);
 
@@ -177,7 +176,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
         row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
         wgmma_wait(0);
         pin_floats(o, config::dim_v / 2);
-        if (more && !reads) release_stages(s, c, stage);
+        if (more && !config::reads_stage) release_stages(s, c, stage);
         finish_rows(p, s, c, o, &results);
     }
     float alpha[2];
@@ -185,7 +184,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
     bool renewed = more && mask_and_update_max(p, s, c, next, alpha, last);
     wgmma_wait(0); /* for PV */
     pin_floats(o, config::dim_v / 2);
-    if (!last || (reads && more)) release_stages(s, c, stage);
+    if (!last || (config::reads_stage && more)) release_stages(s, c, stage);
     if (renewed && !last) rescale(o, alpha);
     c->first = last;
     return more;
@@ -260,11 +259,10 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
         o[i] = 0;
     wgmma_wait(0);
     pin_floats(s0, config::keys / 2);
-    bool reads = config::bias || reads_intervals(c); /* the stage, after its products */
-    if (!reads) release_stages(s, c, stage);
+    if (!config::reads_stage) release_stages(s, c, stage);
     if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     mask_and_update_max(p, s, c, s0, alpha, true);
-    if (reads) release_stages(s, c, stage);
+    if (config::reads_stage) release_stages(s, c, stage);
     if constexpr (config::score_mod) {
         while (iterate_masked(p, s, c, s0, s1, o))
             copy_s(s0, s1);

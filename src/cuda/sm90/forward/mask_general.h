@@ -346,8 +346,7 @@ struct general_mask {
     DEVICE void load_mask(const attn_sm90_params *p, const shared *s, consumer *c, const work_tile_info *of, int stage)
     {
         const kv_tile_info *info = &s->store->kv_infos[stage];
-        c->row_words::get()[ROW_INTERVALS] = interval_address(s, stage);
-        c->masked = info->masked;
+        c->masked = info->masked + stage * OF_STAGE;
         if constexpr (config::tells_blocks) c->row_words::get()[ROW_BLOCKS] = info->blocks.get()->of[c->warpgroup];
         if constexpr (config::tables) {
             if (c->masked & BY_BITS) load_row_bits(p, of, c->warpgroup, info->key0, c->row_words::get() + ROW_BITS);
@@ -377,7 +376,7 @@ struct general_mask {
         const work_tile_info *info = info_of(s, c);
         if (unlikely(c->masked & BY_RANGES)) hide_by_ranges(p, info, score, c->warpgroup, c->key0);
         if (unlikely(c->masked & BY_INTERVALS))
-            hide_by_intervals(p, &info->w, c->row_words::get()[ROW_INTERVALS], score, c->warpgroup);
+            hide_by_intervals(p, &info->w, interval_address(s, c->masked / OF_STAGE), score, c->warpgroup);
         hide_inside(c, score);
         return false;
     }

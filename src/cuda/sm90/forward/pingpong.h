@@ -81,7 +81,7 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     wait_full(s, K, c->kv);
     if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     if constexpr (config::walks) general_mask::load_info(p, s, c, c->info, c->kv.index);
-    bool reads = reads_intervals(c);
+    bool reads = config::walks && c->masked & BY_INTERVALS;
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, c->kv.index);
     wgmma_wait(0);
@@ -123,7 +123,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     else
         wait_full(s, V, c->kv);
     if (config::walks && masked) general_mask::load_info(p, s, c, c->info, next.index);
-    bool reads = masked && reads_intervals(c);
+    bool reads = config::walks && masked && c->masked & BY_INTERVALS;
     wait_turn(c);
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, next.index);

@@ -53,7 +53,7 @@ struct tile_blocks {
 
 /* Of a walk: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
  * several. */
-enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4, BY_BLOCKS = 8 };
+enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4, BY_BLOCKS = 8, OF_STAGE = 16 };
 using told_blocks = members<tile_blocks, config::tells_blocks>; /* by block lists, else zeros */
 struct kv_tile_info {
     int key0;

@@ -84,7 +84,7 @@ static bool lay_out(const attn_desc *d, const attn_sm90_backward_choice *c, attn
 static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, attn_sm90_backward_plan *plan)
 {
     static const attn_sm90_schedule none = { .pack = 1, .splits = 1 };
-    attn_sm90_backward_params *p = &plan->params;
+    attn_sm90_backward_params *p = &plan->params.common;
     p->schedule = c->schedule;
     for (int i = 0; i < 3; i++) {
         p->grad.o_stride[i] = d->grad_o_stride[i], p->grad.q_stride[i] = d->grad_q_stride[i];
@@ -94,14 +94,19 @@ static attn_status fill(const attn_desc *d, const attn_sm90_backward_choice *c, 
     p->q_pitch = (int)pitch_of(d, d->len_q, d->total_q), p->kv_pitch = (int)pitch_of(d, d->len_kv, d->total_kv);
     attn_status status = attn_sm90_fill(d, &plan->base, &none, &p->common);
     if (status || !attn_cuda_is_variant(c->base.kernel)) return status;
-    return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_GRAD_O, 1, &p->grad_o_map);
+    if (attn_sm90_maps_bias(c->base.kernel)) {
+        plan->params.sequences_first = attn_sm90_shares_bias(c->base.kernel, d);
+        plan->params.bias_rows = attn_sm90_bias_has_one_row(d, 1) ? 1 : TILE;
+        status = attn_sm90_fill_map(d, &plan->base, ATTN_SM90_BIAS_MAP, 1, &plan->params.bias_map);
+    }
+    return status ? status : attn_sm90_fill_map(d, &plan->base, ATTN_SM90_GRAD_O, 1, &p->grad_o_map);
 }
 
 static attn_status load(const attn_cuda_problem *problem, const attn_cuda_context *context,
                         attn_sm90_backward_plan *plan)
 {
     const attn_desc *d = problem->desc;
-    const attn_sm90_backward_schedule *s = &plan->params.schedule;
+    const attn_sm90_backward_schedule *s = &plan->params.common.schedule;
     bool separate =
         attn_cuda_is_variant(plan->base.cuda.chosen.kernel) && (!attn_sm90_finalises_dq(s) || s->splits > 1);
     const struct {
@@ -151,7 +156,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
 static void describe(const attn_plan *plan, attn_text_buffer *words)
 {
     const attn_sm90_backward_plan *own = plan->own;
-    attn_sm90_backward_choice chosen = { own->base.cuda.chosen, own->params.schedule }, *c = &chosen;
+    attn_sm90_backward_choice chosen = { own->base.cuda.chosen, own->params.common.schedule }, *c = &chosen;
     const attn_sm90_backward_schedule *s = &c->schedule;
     const attn_desc *d = &plan->desc;
     const double mib = 1 << 20, rows = (double)attn_sm90_aligned_rows(d, false);

@@ -24,13 +24,25 @@ typedef struct attn_sm90_backward_plan {
     uint64_t stats, dq_accumulator, dk_partials, dv_partials, dq_semaphores, dq_additions, alibi_parts,
         sink_parts;                                                                /* byte offsets */
     CUfunction preprocess, postprocess, merge, totals, fallback_kv, fallback_bias; /* NULL: not needed */
-    attn_sm90_backward_params params; /* complete but for addresses and seeds */
+    attn_sm90_backward_bias_params params; /* complete but for addresses and seeds; of variants of a bias all of it */
 } attn_sm90_backward_plan;
 
 /* As attn_cuda_pass.run. */
 attn_status attn_sm90_run_backward(const attn_cuda_call *call);
 
 extern const attn_cuda_pass attn_sm90_backward;
+
+/* Whether the variant stores all of the bias's gradient: then nothing zeroes it first. Elsewhere it adds, or hidden
+ * pairs are not visited. */
+static inline bool attn_sm90_stores_bias_gradient(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    const int64_t whole[] = { desc->batch, desc->heads_q, desc->len_q };
+    bool stores =
+        attn_sm90_maps_bias(kernel) && desc->len_q > 1 && !(desc->flags & (ATTN_CUDA_MASKS | ATTN_CUDA_LENGTHS));
+    for (int i = 0; i < 3; i++)
+        stores = stores && desc->bias_extent[i] == whole[i];
+    return stores;
+}
 
 /* Aligned rows of the workspace (backward_params.h): over rows, or over keys; and those of head-persistent dQ, of so
  * many CTAs. */

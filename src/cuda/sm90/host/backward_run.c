@@ -224,19 +224,22 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
     return status;
 }
 
-static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
+static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_bias_params *params)
 {
     const attn_desc *d = &c->plan->desc;
+    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+    attn_sm90_backward_params *p = &params->common;
     bool bias_after = p->grad.bias && d->flags & ATTN_DETERMINISTIC && repeats(d);
     bind_variant(c, p);
     attn_status status = attn_sm90_bind_map(c, ATTN_SM90_GRAD_O, &p->grad_o_map);
+    if (!status && attn_sm90_maps_bias(k)) status = attn_sm90_bind_map(c, ATTN_SM90_BIAS_MAP, &params->bias_map);
     if (!status) status = attn_sm90_prepare(c, &p->common, p->schedule.counter);
     if (bias_after) p->grad.bias = NULL;
-    if (!status && p->grad.bias)
+    if (!status && p->grad.bias && !attn_sm90_stores_bias_gradient(k, d))
         status = attn_cuda_clear(c, p->grad.bias, (size_t)attn_bias_count(d) * sizeof *p->grad.bias);
     if (!status) status = preprocess(c, p);
     p->common.shape.flags = flags_of_gradients(d);
-    if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, p);
+    if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, params);
     if (!status && !attn_sm90_finalises_dq(&p->schedule) && !p->schedule.postprocess_items)
         status = postprocess_dq(c, p);
     if (!status && p->schedule.splits > 1) status = postprocess_dkv(c, p);
@@ -247,11 +250,13 @@ static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_param
 
 attn_status attn_sm90_run_backward(const attn_cuda_call *c)
 {
-    attn_sm90_backward_params p = plan_of(c)->params;
+    attn_sm90_backward_bias_params params = plan_of(c)->params;
+    attn_sm90_backward_params *p = &params.common;
     attn_cuda_params common = plan_of(c)->base.common;
     attn_cuda_bind(&c->plan->desc, c->args, &common);
-    attn_sm90_take(&common, &p.common);
-    bind(c, &p);
-    attn_status status = plan_of(c)->base.variant && attn_sm90_aligned(c) ? run_variant(c, &p) : run_fallback(c, &p);
-    return status ? status : run_totals(c, &p);
+    attn_sm90_take(&common, &p->common);
+    bind(c, p);
+    attn_status status =
+        plan_of(c)->base.variant && attn_sm90_aligned(c) ? run_variant(c, &params) : run_fallback(c, p);
+    return status ? status : run_totals(c, p);
 }

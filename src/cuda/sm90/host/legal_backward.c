@@ -46,8 +46,9 @@ int64_t attn_sm90_items_over(const attn_sm90_backward_problem *p)
     const attn_desc *d = p->desc;
     int64_t ctas = attn_sm90_clusters(p),
             items = attn_ceil_div(d->len_kv, attn_sm90_item_keys(p->kernel)) * d->heads_kv * d->batch;
-    bool alike = attn_sm90_items_are_alike(d) && !is_general(p->kernel) && !p->kernel->finalises_dq,
-         counted = ctas * attn_sm90_item_q_tiles(d) <= INT32_MAX;
+    bool alike = attn_sm90_items_are_alike(d) && !is_general(p->kernel) && !p->kernel->finalises_dq &&
+                 !attn_sm90_shares_bias(p->kernel, d), /* its merge knows one order of heads */
+        counted = ctas * attn_sm90_item_q_tiles(d) <= INT32_MAX;
     return alike && counted && ctas > 0 && items >= ctas ? items % ctas : 0;
 }
 

@@ -12,8 +12,9 @@ static const double postprocess_bytes = 16; /* [e] per clock and SM, that are re
 /* KV heads whose tiles are taken together: as many as have their queries, dO and dQ accumulator in half of L2, beside
  * those that all CTAs have in hand whatever the group. Where work items are alike, one, whose rows are then there for
  * the shortest time: but not where its work items wait for each other, nor above 128 dims, where they add to the same
- * rows at once [m]. Of masks by tables nobody knows which work items are long, so groups even nothing out: L2 alone
- * decides. */
+ * rows at once [m]. Where sequences share a bias, one head's of all of them, so that they read it, and add to its
+ * gradient, at the same time. Of masks by tables nobody knows which work items are long, so groups even nothing out: L2
+ * alone decides. */
 static int64_t head_group(const attn_sm90_backward_problem *p, int64_t tiles)
 {
     const attn_desc *d = p->desc;
@@ -24,7 +25,9 @@ static int64_t head_group(const attn_sm90_backward_problem *p, int64_t tiles)
     bool unknown =
         d->flags & ATTN_CUDA_MASKS & ~(uint32_t)(ATTN_CAUSAL | ATTN_WINDOW) && !(d->flags & ATTN_CUDA_LENGTHS);
     int64_t all = d->heads_kv * (d->flags & ATTN_VARLEN ? 1 : d->batch);
-    if (attn_sm90_items_are_alike(d) && k->dim <= 128) fit = 1;
+    bool shared = attn_sm90_shares_bias(k, d);
+    if (attn_sm90_items_are_alike(d) && k->dim <= 128) fit = shared ? min_of(fit, (double)d->batch) : 1;
+    if (shared && fit > (double)d->batch) fit -= fmod(floor(fit), (double)d->batch);
     if (fit < 1 && d->heads_q > d->heads_kv) return 1; /* several that L2 does not hold miss it more often [m] */
     bool ordered = d->flags & ATTN_DETERMINISTIC && !k->finalises_dq; /* else by L2 alone [m] */
     if (unknown && !ordered) {

@@ -124,7 +124,8 @@ enum {
         .cluster = cluster_, .tma = true, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                              \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                            \
         .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                       \
-        .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_),                             \
+        .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_) +                            \
+                  (ATTN_SM90_NEEDS_##score_ & ATTN_BIAS ? ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile_) : 0),            \
         .source = "sm90/backward/backward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {     \
             __VA_ARGS__                                                                                           \
         }                                                                                                         \
