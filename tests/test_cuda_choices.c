@@ -132,11 +132,11 @@ static void pages_find_their_kernels(void **state)
 }
 
 /* In a forward and in a backward. */
-static void first_keys_and_positions_take_kernels_of_every_mask(void **state)
+static void first_keys_and_positions_take_kernels_of_ranges(void **state)
 {
     (void)state;
     static const uint32_t flags[] = { ATTN_FIRST_KV, ATTN_POSITIONS };
-    static const char *const names[] = { "sm90_bf16_d64_128x128_masks", "sm90_backward_bf16_d64_128_masks" };
+    static const char *const names[] = { "sm90_bf16_d64_128x64_ranges", "sm90_backward_bf16_d64_128_ranges" };
     CUcontext context = fresh_context(0);
     for (int i = 0; i < COUNT(flags) * 2; i++) {
         attn_desc desc = small();
@@ -218,7 +218,7 @@ int main(void)
         cmocka_unit_test(features_find_their_kernels),
         cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(keys_pass_through_l2),
-        cmocka_unit_test(first_keys_and_positions_take_kernels_of_every_mask),
+        cmocka_unit_test(first_keys_and_positions_take_kernels_of_ranges),
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),
