@@ -59,7 +59,6 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_bf16_d256_128x64_masks", 280 },
         { "attn_sm90_bf16_d256_128x64_score_mod", 432 },
         { "attn_sm90_bf16_d256_128x64_score_mod_paged", 428 },
-        { "attn_sm90_e4m3_d128_128x128_softcap", 20 },
         { "attn_sm90_f16_d128_192x64", 76 },
         { "attn_sm90_f16_d64_128x128_masks", 96 },
         { "attn_sm90_f16_d128_128x128_masks", 60 },
