@@ -86,6 +86,7 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
     long long t = row + position_shift(&params->mask, batch, w.len_q, w.len_kv);
     key_ranges ranges = placed_ranges(&params->mask, batch, w.len_kv, t);
     float max = -INFINITE, sum = 0, out[ATTN_CUDA_FALLBACK_COLUMNS] = { 0 };
+    long long head_k = w.kv_head * in->k_stride[2], head_v = w.kv_head * in->v_stride[2];
     long long q = plane * in->q_stride[0] + (w.start_q + row) * in->q_stride[1] + head * in->q_stride[2];
     int end = ranges.hi[0] > ranges.hi[1] ? ranges.hi[0] : ranges.hi[1], start = ranges.lo[1];
     if (ranges.lo[0] < ranges.hi[0]) start = min(start, ranges.lo[0]);
@@ -96,7 +97,7 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
                     shown_pair(p, &params->mask, &w, head, row, key, c->bits_keys);
         float score = -INFINITE, weight = 0;
         if (seen) {
-            long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + w.kv_head * in->k_stride[2];
+            long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + head_k;
             score = 0;
             for (int i = 0; i < p->dim_qk; i++)
                 score = fmaf(load_input<dtype>(in->q, q + i), load_input<dtype>(in->k, k + i), score);
@@ -117,7 +118,7 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
         for (; some; some &= some - 1) {
             int from = __ffs(some) - 1;
             float share = __shfl_sync(~0u, weight, from);
-            long long v = shared_place(place, in->v_stride, from) + w.kv_head * in->v_stride[2];
+            long long v = shared_place(place, in->v_stride, from) + head_v;
             key_place there = place;
             if constexpr (dtype == E4M3)
                 there.plane = __shfl_sync(~0u, place.plane, from), there.row = __shfl_sync(~0u, place.row, from);
