@@ -152,7 +152,8 @@ DEVICE void pack_half(promoted_fragments *f, int half)
 /* S of a half of the keys of a stage, asynchronously. */
 DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, int stage, int half)
 {
-    using tile = shared_tile<config::dtype, config::keys / 2, config::dim, K_MAJOR, config::k_tile::width>;
+    constexpr int keys = config::one_byte ? config::keys / 2 : config::keys; /* kernels of 16 bits compile this, too */
+    using tile = shared_tile<config::dtype, keys, config::dim, K_MAJOR, config::k_tile::width>;
     u32 q = q_address(s, c), k = k_address(s, stage) + half * tile::bytes;
     float *score = f->s + half * SCORES / 2;
 #pragma unroll
