@@ -192,6 +192,30 @@ static void what_is_no_number_shows(void **state)
     assert_true(isnan(scale[0]));
 }
 
+/* NaN has one sign in means and products, too, whatever made it. */
+static void no_number_has_the_same_bits_everywhere(void **state)
+{
+    (void)state;
+    const float values[] = { NAN, -NAN, INFINITY, -INFINITY };
+    for (attn_isa isa = ATTN_ISA_PORTABLE; attn_isa_name(isa); isa++) {
+        if (!attn_isa_available(isa)) continue;
+        setenv("ATTN_ISA", attn_isa_name(isa), 1);
+        for (int n = 0; n < 32; n++) {
+            attn_quant_desc d = small(ATTN_E4M3);
+            d.flags = n < 16 ? ATTN_QUANT_MEAN : ATTN_QUANT_DOT;
+            for (int64_t i = 0; i < 130 * 32; i++)
+                x_of[i] = 1, mean[i] = 1;
+            x_of[3 * 32 + 5] = values[n % 4], x_of[3 * 32 + 6] = values[n / 4 % 4];
+            x_of[70 * 32 + 5] = values[n / 4 % 4];
+            run(&d, NULL, out, scale);
+            const float found[] = { mean[5], mean[6], dot[3], dot[70] };
+            for (int i = n < 16 ? 0 : 2; i < (n < 16 ? 2 : 4); i++)
+                assert_true(isinf(found[i]) || attn_float_to_bits(found[i]) == 0x7fc00000);
+        }
+    }
+    unsetenv("ATTN_ISA");
+}
+
 /* ---- the whole way ---- */
 
 /* Attention takes the scales where they were written: it gives what it gives of the values in f32. */
@@ -364,9 +388,13 @@ static void arguments_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_problems),         cmocka_unit_test(zeros_have_a_scale_of_one),
-        cmocka_unit_test(what_is_no_number_shows), cmocka_unit_test(descriptors_are_checked),
-        cmocka_unit_test(arguments_are_checked),   cmocka_unit_test(attention_of_bytes_is_that_of_their_values),
+        cmocka_unit_test(random_problems),
+        cmocka_unit_test(zeros_have_a_scale_of_one),
+        cmocka_unit_test(what_is_no_number_shows),
+        cmocka_unit_test(no_number_has_the_same_bits_everywhere),
+        cmocka_unit_test(descriptors_are_checked),
+        cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(attention_of_bytes_is_that_of_their_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
