@@ -118,7 +118,7 @@ static void spoil_pointer(input *in, check_kv_case *c)
     if (offset == offsetof(attn_kv_args, count)) return;
     memcpy(&at, (char *)&c->args + offset, sizeof at);
     bool shifted = below(in, 2) && at && size_of(&c->desc, offset) > 1;
-    at = shifted ? at + 1 : NULL;
+    at = shifted ? (char *)((uintptr_t)at | 1) : NULL;
     memcpy((char *)&c->args + offset, &at, sizeof at);
 }
 
