@@ -80,7 +80,7 @@ static attn_quant_desc take_desc(input *in)
     d.batch = wild(in, below(in, 4)), d.heads = wild(in, 1 + below(in, 4));
     d.dim = wild(in, dims[below(in, COUNT(dims))]), d.rows = wild(in, below(in, 150));
     if (d.flags & ATTN_QUANT_VARLEN) d.total = wild(in, below(in, 200));
-    if (below(in, 2)) d.rotate = wild(in, d.dim & -(uint64_t)d.dim), d.seed = (uint64_t)take(in);
+    if (below(in, 2)) d.rotate = wild(in, (int64_t)((uint64_t)d.dim & -(uint64_t)d.dim)), d.seed = (uint64_t)take(in);
     d.scale_rows = wild(in, (const int64_t[]){ 0, 1, 64, 128 }[below(in, 4)]);
     if (below(in, 3) == 0) d.scale_heads = wild(in, 1 + below(in, 4));
     if (d.flags & ATTN_QUANT_DOT && below(in, 2)) d.mean_heads = wild(in, 1 + below(in, 4));
