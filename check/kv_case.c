@@ -8,7 +8,7 @@
 #include "check/random.h"
 #include "num/half.h"
 
-enum { PAD = 64 }; /* bytes before and after each tensor, which nothing may change */
+enum { PAD = CHECK_KV_PAD };
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -17,7 +17,7 @@ static void *tensor_of(check_kv_case *c, uint64_t *state, attn_dtype dtype, int6
 {
     int64_t size = attn_dtype_size(dtype);
     check_kv_array *a = &c->array[c->arrays++];
-    a->size = (size_t)(count * size) + (size_t)2 * PAD;
+    a->size = (size_t)(count * size) + (size_t)2 * PAD, a->dtype = dtype;
     a->actual = malloc(a->size), a->expected = malloc(a->size);
     if (!a->actual || !a->expected) return NULL;
     memset(a->actual, 0xAB, a->size);

@@ -6,11 +6,15 @@
 
 #include "attn_kv.h"
 
-enum { CHECK_KV_ARRAYS = 14 };
+enum {
+    CHECK_KV_ARRAYS = 14,
+    CHECK_KV_PAD = 64 /* bytes before and after each tensor, which nothing may change */
+};
 
 typedef struct check_kv_array {
-    unsigned char *actual, *expected; /* what the run finds, and what it must leave */
-    size_t size;
+    unsigned char *actual, *expected; /* what the run finds, and what it must leave: from the pad on */
+    size_t size;                      /* with both pads */
+    attn_dtype dtype;                 /* of its elements, but for scales between them */
 } check_kv_array;
 
 typedef struct check_kv_case {

@@ -74,6 +74,7 @@ static unsigned char nearest(attn_dtype dtype, float x)
 static float value_of(attn_dtype dtype, const unsigned char *byte)
 {
     if (dtype == ATTN_I8) return (float)(*byte < 128 ? *byte : *byte - 256);
+    if ((*byte & 0x7f) == 0x7f) return NAN;
     return (float)(e4m3_value(*byte & 0x7f) * (*byte & 0x80 ? -1 : 1));
 }
 

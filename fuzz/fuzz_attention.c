@@ -1,35 +1,10 @@
 /* Bytes -> descriptor and options of a tiny problem, forward or backward -> plan -> run -> reference. Any status will
- * do; a crash, a touched guard page or a wrong result will not. Bytes that run out are 0. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+ * do; a crash, a touched guard page or a wrong result will not. */
 #include "problem/args.h"
 #include "problem/desc.h"
 #include "check/compare.h"
 #include "cpu/kernel.h"
-
-typedef struct input {
-    const uint8_t *at, *end;
-} input;
-
-static int64_t take(input *in)
-{
-    return in->at < in->end ? *in->at++ : 0;
-}
-
-static int64_t below(input *in, int64_t n)
-{
-    return take(in) % n;
-}
-
-/* Mostly a small number that makes sense, now and then one at the edge of its type. */
-static int64_t wild(input *in, int64_t sensible)
-{
-    static const int64_t edges[] = { -1, 0, 1, -2, INT64_MAX, INT64_MIN, INT32_MAX, (int64_t)1 << 40 };
-    int64_t choice = take(in);
-    return choice < 248 ? sensible : edges[choice - 248];
-}
+#include "input.h"
 
 static void take_sizes(input *in, attn_desc *desc)
 {

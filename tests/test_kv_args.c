@@ -97,7 +97,8 @@ static void bad_descriptors(void **state)
     BAD(gather, tokens, 1, "tokens = 1 needs op = ATTN_KV_APPEND or ATTN_KV_PACKED");
     BAD(gather, heads_q, 1, "heads_q = 1 needs ATTN_KV_ROTARY_Q");
     BAD(gather, rotary_dim, 2, "rotary_dim = 2 needs ATTN_KV_ROTARY");
-    BAD(gather, k_stride[0], 7, "k_out_stride[3] = 0 is not 1");
+    BAD(gather, k_stride[0], 7, "k_stride[3] = 0 is not 1");
+    BAD(gather, v_stride[3], 2, "v_stride[3] = 2 is not 1");
     BAD(copies, k_stride[0], 7, "k_stride[0] = 7 needs op = ATTN_KV_APPEND or ATTN_KV_GATHER");
     BAD(a, threads, -1, "threads = -1");
     BAD(a, parallel_context, &a, "parallel_context needs parallel_for");

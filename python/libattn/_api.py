@@ -332,30 +332,34 @@ def plan(
     lens_kv: Any = None, mask: Any = None, bits: Any = None, intervals: Any = None, blocks: Optional[Blocks] = None,
     scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Any = None, bias: Any = None,
     sink: Any = None, dropout_p: float = 0.0, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
-    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None,
+    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, alignment: Optional[int] = None,
 ) -> Plan:
     """The plan by which attention (or, with backward, attention_backward) of such tensors is computed.
 
         q, k, v   tensors, or their shapes; v: None is as k
         dtype     of shapes: "float32" (None), "float16", "bfloat16" or "float64"
         device    of shapes: "cpu" (None) or "cuda"
+        alignment of shapes, on a GPU: bytes that their addresses are to be multiples of: 1, 2, 4, 8 or 16 (None)
 
         >>> print(libattn.plan((1, 4096, 32, 128), (1, 4096, 8, 128), causal=True).explain())
     """
     v = k if v is None else v
-    for name, given in (("dtype", dtype), ("device", device)):
+    for name, given in (("dtype", dtype), ("device", device), ("alignment", alignment)):
         if given is not None and not any(isinstance(tensor, (tuple, list)) for tensor in (q, k, v)):
             raise _c.InvalidError(f"{name} is {given!r}, beside tensors, which have their own: it belongs to shapes")
     dtype = "float32" if dtype is None else _options.check("dtype", dtype)
     if dtype not in _c.DTYPES:
         raise _c.InvalidError(f"dtype is {dtype!r}; it takes {', '.join(_c.DTYPES)}")
-    layouts = {}
+    if _options.check("alignment", alignment) not in (None, 1, 2, 4, 8, 16):
+        raise _c.InvalidError(f"alignment is {alignment}; it takes 1, 2, 4, 8 or 16")
+    layouts, inputs = {}, {}
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (tuple, list)):
             shape = tuple(_run._integer(f"{name}'s shape", n) for n in tensor)
             layouts[name] = _tensor.Layout(dtype, shape, _tensor.packed(shape), _device_index(device), False)
         else:
-            layouts[name] = _tensor.layout(_tensor.see(tensor, name), name)
+            inputs[name] = _tensor.see(tensor, name)
+            layouts[name] = _tensor.layout(inputs[name], name)
     on = layouts["q"].device
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
     if bias is not None and masks.is_causal_bias(bias):
@@ -371,8 +375,8 @@ def plan(
     arrays = {}
     for name, value in tables.items():
         kind = _run.table_dtype(name, layouts["q"].dtype)
-        seen = _run.see_bias(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
-        arrays[name] = _tensor.layout(seen, name)
+        inputs[name] = _run.see_bias(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
+        arrays[name] = _tensor.layout(inputs[name], name)
     static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
                          threads, isa, kernel, strategy)
     _options.check_all(static._fields, static)
@@ -381,7 +385,12 @@ def plan(
 
         _gpu.find_nvrtc()
     direction = _c.BACKWARD if _options.flag("backward", backward) else _c.FORWARD
-    return _run.Problem(direction, layouts, static, arrays, longest, _size(blocks), {}).prepare().plan
+    problem = _run.Problem(direction, layouts, static, arrays, longest, _size(blocks), {})
+    if on is not None:
+        places = {name: _run.address_of(seen, name) for name, seen in inputs.items()}
+        read = _run.read_at(places, layouts["q"].dtype, arrays["bias"].dtype if "bias" in arrays else None)
+        problem.desc.alignment = _run.alignment_of([alignment or 16, *read])
+    return problem.prepare().plan
 
 
 def _device_index(device: Any) -> Optional[int]:

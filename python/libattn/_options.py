@@ -40,7 +40,7 @@ KINDS: Dict[str, Kind] = {
                      "grad_sink", "is_causal", "enable_gqa", "subtract_mean"), FLAG),
     "rotary_interleaved": FLAG.or_none(), "token_scales": FLAG,
     "hadamard": Kind((bool, np.bool_, numbers.Integral), "True, False or an integer"),
-    **dict.fromkeys(("chunk", "max_len", "max_len_q", "max_len_kv", "bits_keys", "scale_heads", "dim"),
+    **dict.fromkeys(("chunk", "max_len", "max_len_q", "max_len_kv", "bits_keys", "scale_heads", "dim", "alignment"),
                     INTEGER.or_none()),
     **dict.fromkeys(("threads", "block_rows", "rows", "memory", "pieces"), INTEGER),
     "dropout_p": NUMBER,

@@ -470,6 +470,14 @@ def alignment_of(addresses: Iterable[int]) -> int:
     return bits & -bits
 
 
+_READ = {"q", "k", "v", "grad_o"}
+
+
+def read_at(places: Dict[str, int], dtype: str, bias_dtype: Optional[str]) -> List[int]:
+    """Of the addresses of inputs, by name, those from which kernels of a GPU read 16 bytes at a time. dtype: of q."""
+    return [place for name, place in places.items() if name in _READ or (name == "bias" and bias_dtype == dtype)]
+
+
 def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context, alignment=0) -> Prepared:
     """The plan of these tensors: one made before, or a new one. alignment: as attn_desc has it."""
     keys = 0 if alignment else planned_keys(direction, tensors, static, arrays, varlen, blocks)
@@ -652,11 +660,10 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     for name, place in places.items():
         setattr(args, name, place)
     alignment = 0
-    if device is not None:  # GPU kernels read 16 bytes at a time: tensors that lie otherwise are copied first
-        of_bias = "bias" in arrays and layout(arrays["bias"], "bias").dtype == layout(tensors["q"], "q").dtype
-        alignment = alignment_of([place for name, place in places.items()
-                                  if name in _READ or (name == "bias" and of_bias)]
-                                 + [address(outputs[name]) for name in ("o",) if name in outputs])
+    if device is not None:  # tensors that lie otherwise than its kernels read them are copied first
+        read = read_at(places, layout(tensors["q"], "q").dtype,
+                       layout(arrays["bias"], "bias").dtype if "bias" in arrays else None)
+        alignment = alignment_of(read + [address(outputs[name]) for name in ("o",) if name in outputs])
     plan = prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context, alignment % 16)
     if plan.grows:
         at = kv_layout(layout(tensors["k"], "k"), layout(tensors["v"], "v"))
@@ -678,7 +685,6 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
 
 
 _OF_DTYPE = {"o", "grad_q", "grad_k", "grad_v"}
-_READ = {"q", "k", "v", "grad_o"}
 
 
 def _seeds(seed: Any, seed_offset: Any) -> None:

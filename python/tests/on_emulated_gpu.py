@@ -73,6 +73,7 @@ cupy.cuda = types.SimpleNamespace(get_current_stream=Stream, ExternalStream=Stre
 sys.modules["cupy"] = cupy
 
 import libattn  # noqa: E402
+from libattn import _run  # noqa: E402
 
 random = np.random.default_rng(5)
 
@@ -120,6 +121,30 @@ def attention():
         right = libattn.attention_backward(o.a, *host, o.a, lse.a, causal=True)
         for found, expected in zip((lse.a, grad.q.a, grad.k.a, grad.v.a), (wanted_lse, right.q, right.k, right.v)):
             close(found, expected, 1e-2)
+
+
+def plans():
+    """The plan of tensors says where they lie, as that of attention does; of shapes what `alignment` says."""
+    def lying(shift):
+        raw = np.zeros(70 * 2 * 64 * 2 + 32, np.uint8)
+        first = -raw.ctypes.data % 16 + shift
+        return Array(raw[first:first + 70 * 2 * 64 * 2].view(np.float16).reshape(1, 70, 2, 64))
+
+    shapes = [(1, 70, 2, 64)] * 3
+    for shift in (0, 2, 4, 8):
+        plan = libattn.plan(lying(0), lying(0), lying(shift))
+        named = libattn.plan(*shapes, dtype="float16", device="cuda", alignment=shift or None)
+        assert (f"addresses of {shift} bytes" in plan.explain()) == bool(shift), plan.explain()
+        assert (plan.explain(), plan.workspace_bytes) == (named.explain(), named.workspace_bytes)
+        made = []
+        prepare, _run.Problem.prepare = _run.Problem.prepare, lambda self: made.append(prepare(self)) or made[-1]
+        libattn.attention(lying(0), lying(0), lying(shift))
+        _run.Problem.prepare = prepare
+        assert [by.workspace for by in made] == [plan.workspace_bytes]
+    done()
+    for wrong in (0, 3, 32, -2):
+        refuses(f"alignment is {wrong}; it takes 1, 2, 4, 8 or 16",
+                lambda: libattn.plan(*shapes, device="cuda", alignment=wrong))
 
 
 def in_a_thread():
@@ -330,6 +355,6 @@ def mistakes():
     refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
 
 
-for test in (attention, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
+for test in (attention, plans, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
     test()
     print(test.__name__, "passed", flush=True)

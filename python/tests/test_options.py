@@ -132,7 +132,8 @@ def test_seeds_without_dropout(make):
 
 def test_plan_takes_type_and_device_of_shapes_alone(make):
     q, k, v = make()
-    for options in ({"dtype": "nonsense"}, {"dtype": "float32"}, {"device": "cuda"}, {"device": "cpu"}):
+    for options in ({"dtype": "nonsense"}, {"dtype": "float32"}, {"device": "cuda"}, {"device": "cpu"},
+                    {"alignment": 2}):
         with pytest.raises(libattn.InvalidError, match=f"{list(options)[0]} is .* beside tensors"):
             libattn.plan(q, k, v, **options)
     for dtype in ("nonsense", "", np.float32):
@@ -140,6 +141,9 @@ def test_plan_takes_type_and_device_of_shapes_alone(make):
             libattn.plan(q.shape, k.shape, dtype=dtype)
     with pytest.raises(libattn.InvalidError, match="q's shape is 9.5"):
         libattn.plan((1, 9.5, 4, 8), k.shape)
+    for alignment in (0, 3, 32, 2.0, True):
+        with pytest.raises(libattn.InvalidError, match=f"alignment is {alignment}; it takes"):
+            libattn.plan(q.shape, k.shape, alignment=alignment)
     assert libattn.plan(q.shape, k.shape, dtype="float16", device="cpu").info["kernel"]
     for name in ("max_len_q", "max_len_kv"):
         with pytest.raises(libattn.InvalidError, match=f"{name} is given without"):

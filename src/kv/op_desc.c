@@ -279,14 +279,13 @@ static attn_status resolve_pools(attn_kv_desc *d)
 static attn_status resolve_rows(attn_kv_desc *d)
 {
     int64_t k[4], q[4];
-    bool gather = d->op == ATTN_KV_GATHER;
     attn_status (*resolve)(const char *, const int64_t *, int64_t *) =
-        gather ? attn_resolve_output : attn_resolve_tensor;
+        d->op == ATTN_KV_GATHER ? attn_resolve_output : attn_resolve_tensor;
     if (d->op == ATTN_KV_COPY) return ATTN_OK;
     attn_kv_extents(d, k, q);
-    attn_status status = resolve(gather ? "k_out" : "k", k, d->k_stride);
+    attn_status status = resolve("k", k, d->k_stride);
     k[3] = d->dim_v;
-    if (!status) status = resolve(gather ? "v_out" : "v", k, d->v_stride);
+    if (!status) status = resolve("v", k, d->v_stride);
     if (status || !(d->flags & ATTN_KV_ROTARY_Q)) return status;
     status = attn_resolve_tensor("q", q, d->q_stride);
     return status ? status : attn_resolve_output("q_out", q, d->q_out_stride);

@@ -46,7 +46,6 @@ static int allowed_spills(const char *symbol)
         const char *symbol;
         int bytes;
     } allowed[] = {
-        { "attn_sm90_e4m3_d128_128x128_softcap", 20 },
         { "attn_sm90_bf16_d64_128x128_masks", 136 },
         { "attn_sm90_bf16_d128_128x96_masks", 12 },
         { "attn_sm90_bf16_d256_128x64_score_mod", 304 },

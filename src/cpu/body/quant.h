@@ -88,6 +88,12 @@ ALWAYS_INLINE vf plain_row(const attn_quant_task *t, attn_dtype dtype, const voi
     return v_most(most, x);
 }
 
+/* x, but for NaN, whose sign depends on which instruction made it: one of all. */
+ALWAYS_INLINE float one_nan(float x)
+{
+    return isnan(x) ? attn_bits_to_float(0x7fc00000u) : x;
+}
+
 /* The row's product with t->with, in sums of every 16th element. */
 ALWAYS_INLINE float quant_dot(const attn_quant_task *t, attn_dtype dtype, const void *row)
 {
@@ -105,7 +111,7 @@ ALWAYS_INLINE float quant_dot(const attn_quant_task *t, attn_dtype dtype, const 
         v_store(lanes + j * VL, sums[j]);
     for (int i = 0; i < ATTN_QUANT_LANES; i++)
         sum += lanes[i];
-    return sum;
+    return one_nan(sum);
 }
 
 /* The greatest of a row's, or of all rows', into where it belongs. */
@@ -251,5 +257,5 @@ static void quant_mean(const attn_quant_task *t, float *mean)
         }
     }
     for (int64_t i = 0; i < t->dim; i++)
-        mean[i] = (float)(sums[i] / (double)t->rows);
+        mean[i] = one_nan((float)(sums[i] / (double)t->rows));
 }

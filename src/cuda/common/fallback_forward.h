@@ -73,6 +73,24 @@ DEVICE float value_of(const attn_cuda_params *p, const fallback_row *w, key_plac
     return x;
 }
 
+/* Of n columns from elements at_x and at_y on, summed in order; 16 bytes at a time where both lie so. */
+template <int dtype> DEVICE float product_of_rows(const void *x, long long at_x, const void *y, long long at_y, int n)
+{
+    constexpr int bytes = element<dtype>::bytes, together = 16 / bytes;
+    const char *a = (const char *)x + at_x * bytes, *b = (const char *)y + at_y * bytes;
+    float sum = 0;
+    int i = 0;
+    for (; ((size_t)a | (size_t)b) % 16 == 0 && i + together <= n; i += together) {
+        uint4 of_a = *(const uint4 *)(a + i * bytes), of_b = *(const uint4 *)(b + i * bytes);
+#pragma unroll
+        for (int j = 0; j < together; j++)
+            sum = fmaf(load_input<dtype>(&of_a, j), load_input<dtype>(&of_b, j), sum);
+    }
+    for (; i < n; i++)
+        sum = fmaf(load_input<dtype>(a, i), load_input<dtype>(b, i), sum);
+    return sum;
+}
+
 template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
 {
     const attn_cuda_shape *p = &params->shape;
@@ -98,9 +116,7 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
         float score = -INFINITE, weight = 0;
         if (seen) {
             long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + head_k;
-            score = 0;
-            for (int i = 0; i < p->dim_qk; i++)
-                score = fmaf(load_input<dtype>(in->q, q + i), load_input<dtype>(in->k, k + i), score);
+            score = product_of_rows<dtype>(in->q, q, in->k, k, p->dim_qk);
             if constexpr (dtype == E4M3)
                 score *= q_scale_of(params, &w) * key_scale_of(params, &scales_of(params)->k, &w, place, key, 0);
             score = score_of_pair(p, &params->score, batch, head, row, key, t, score).score * LOG2_E;

@@ -154,14 +154,16 @@ DEVICE void begin_item(const shared *s, consumer *c, fragments *f)
     if (config::held) load_fragment<config::dtype>(f->q, q_address(s, c), config::q_tile::panel_bytes, config::held);
 }
 
-DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
+/* registers: fragments, or promoted_fragments. */
+template <class registers> DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    choice<config::one_byte, promoted_fragments, fragments>::type f;
+    registers f;
     begin_rows(s, c);
     begin_item(s, c, &f);
     skip_tiles_and_turns(s, c, mask::begin(s, c));
     prologue(p, s, c, &f);
-    while (c->left > 0) {
+    if constexpr (config::one_byte) attend_others(p, s, c, &f);
+    while (!config::one_byte && c->left > 0) {
         for (int n = mask::unmasked_iterations(p, s, c); n > 0; n--)
             iterate(p, s, c, &f, false);
         if (c->left > 0) iterate(p, s, c, &f, true);
@@ -175,7 +177,7 @@ DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
     consumer c = { {}, (int)threadIdx.x / 128 - 1 };
     if (c.warpgroup == 1 && !config::one_byte) pass_turn(&c);
     while (next_pingpong_item(p, s, &c))
-        attend(p, s, &c);
+        attend<choice<config::one_byte, promoted_fragments, fragments>::type>(p, s, &c);
     if (c.warpgroup == 0 && !config::one_byte) wait_turn(&c);
 }
 

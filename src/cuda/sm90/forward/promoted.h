@@ -4,12 +4,14 @@
  * to O in f32 (promotion). An E4M3 holds 2^-9 to 448, too little for the row max of another tile: each tile has its
  * own, P is at most 2^8, and promotion multiplies by 2^(the tile's max - the row's):
  *
- *     wait K(t+1), V(t) -> issue QK(t+1), PV(t) -> wait QK -> release K -> mask if partial -> tile max
- *     -> half of the exponentials -> wait PV -> release V -> promotion, the other half, pack P
+ *     wait K(t+1), V(t) -> promote PV(t-1), the other exponentials of t, pack P -> issue QK(t+1), PV(t)
+ *     -> wait for half of S, its max, then for the other -> release K -> mask if partial -> tile max
+ *     -> a quarter of the exponentials -> wait PV -> release V
  *
- * Nobody waits for a turn: the products of a tile take less time than its exponentials, and warpgroups that run as they
- * can were faster than in turns, at either end. What comes after PV is one piece without a branch, so that the
- * assembler puts promotion and conversions between exponentials, of which a warp may begin one in 8 clocks.
+ * An iteration begins in the middle of a tile's exponentials: so no product is under way between two of them, and
+ * promotion and conversions are beside exponentials in one piece without a branch, of which a warp may begin one in 8
+ * clocks. Nobody waits for a turn: the products of a tile take less time than its exponentials, and warpgroups that run
+ * as they can were faster than in turns, at either end.
  *
  * softmax.row_max is the maximum of the tile that set it, minus 8, in log2 units: P, row sums, O and LSE are relative
  * to it. A later tile whose maximum is greater by more than HEADROOM renews it. */
@@ -23,21 +25,27 @@
 #include "sm90/forward/softmax.h"
 #include "sm90/forward/turns.h"
 
+/* QK of the first half of the next tile's keys is issued when P of that half is packed, beside exponentials of the
+ * other. */
+enum { EARLY = config::s_buffers == 2 };
+
 enum { P_BITS = 8, SCORES = config::keys / 2 /* of a thread */ };
 
 static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
-
-/* What a warpgroup has in registers. */
-struct promoted_fragments {
-    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::dim_v / 2];
-    u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float factor[2]; /* of the tile whose P it is: what its PV is promoted by, for the thread's two rows */
-};
 
 /* What P of a tile is relative to. */
 struct tile_max {
     bool some[2]; /* the row sees a key of it */
     float offset[2], factor[2];
+};
+
+/* What a warpgroup has in registers. */
+struct promoted_fragments {
+    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::dim_v / 2] = {};
+    u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
+    float factor[2]; /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
+    tile_max max;    /* of the tile in S */
+    float sum[4];    /* of its P */
 };
 
 /* What scores, as change_and_mask leaves them, are multiplied by to be in log2 units. */
@@ -52,22 +60,22 @@ DEVICE int quad_max_of_bits(int x)
     return max(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Floats that are not negative are ordered as their bits. Of each row the greatest bits, three at a time: the maximum,
- * if it has no sign. */
+/* Floats that are not negative are ordered as their bits. Of each row the greatest bits so far and of a half of the
+ * scores, three at a time: the maximum, if it has no sign. */
 DEVICE void find_greatest_bits(const float *s, int greatest[2])
 {
-    int top[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        top[j] = __float_as_int(s[j]);
+    for (int r = 0; r < 2; r++) {
+        int top[2] = { greatest[r], __float_as_int(s[2 * r + 1]) };
+        top[0] = max(top[0], __float_as_int(s[2 * r]));
 #pragma unroll
-        for (int i = j + 8; i + 8 < SCORES; i += 16)
-            top[j] = __vimax3_s32(top[j], __float_as_int(s[i]), __float_as_int(s[i + 8]));
-        top[j] = max(top[j], __float_as_int(s[SCORES - 8 + j]));
+        for (int i = 4; i + 4 < SCORES / 2; i += 8)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                top[j] = __vimax3_s32(top[j], __float_as_int(s[i + 2 * r + j]), __float_as_int(s[i + 4 + 2 * r + j]));
+        greatest[r] = __vimax3_s32(max(top[0], top[1]), __float_as_int(s[SCORES / 2 - 4 + 2 * r]),
+                                   __float_as_int(s[SCORES / 2 - 3 + 2 * r]));
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        greatest[r] = quad_max_of_bits(max(__vimax3_s32(top[2 * r], top[2 * r + 1], top[2 * r + 4]), top[2 * r + 5]));
 }
 
 /* What P of a tile whose row has this maximum is relative to; true: the row's max is renewed. */
@@ -95,16 +103,15 @@ DEVICE void find_rare_max(promoted_fragments *f, softmax *m, float scale, tile_m
     rescale(f->o, alpha);
 }
 
-/* The scores' maximum of each row. */
-DEVICE void find_tile_max(promoted_fragments *f, softmax *m, float scale, tile_max *tile)
+/* The scores' maximum of each row, from the greatest bits of the thread's. */
+DEVICE void find_tile_max(promoted_fragments *f, softmax *m, float scale, const int bits[2], tile_max *tile)
 {
-    int greatest[2];
     bool rare = false;
-    find_greatest_bits(f->s, greatest);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        bool renews = choose_offset(m, r, __int_as_float(greatest[r]), scale, tile);
-        rare = rare || renews || greatest[r] < 0;
+        int greatest = quad_max_of_bits(bits[r]);
+        bool renews = choose_offset(m, r, __int_as_float(greatest), scale, tile);
+        rare = rare || renews || greatest < 0;
     }
     if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);
 #pragma unroll
@@ -112,13 +119,13 @@ DEVICE void find_tile_max(promoted_fragments *f, softmax *m, float scale, tile_m
         tile->factor[r] = tile->some[r] ? exp2_approx(tile->offset[r] - m->row_max[r]) : 0;
 }
 
-/* A half of the scores becomes P in place. */
-DEVICE void exponentiate_half(float *s, float scale, const tile_max *tile, int half, float sum[4])
+/* Scores `from` to `to` of a thread become P in place. */
+DEVICE void exponentiate_some(promoted_fragments *f, float scale, int from, int to)
 {
 #pragma unroll
-    for (int i = half * SCORES / 2; i < (half + 1) * SCORES / 2; i++) {
-        s[i] = exp2_approx(fmaf(s[i], scale, -tile->offset[i / 2 % 2]));
-        sum[i % 4] += s[i];
+    for (int i = from; i < to; i++) {
+        f->s[i] = exp2_approx(fmaf(f->s[i], scale, -f->max.offset[i / 2 % 2]));
+        f->sum[i % 4] += f->s[i];
     }
 }
 
@@ -129,17 +136,33 @@ DEVICE void add_tile_sums(softmax *m, const float sum[4], const tile_max *tile)
         m->row_sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], tile->factor[r], m->row_sum[r]);
 }
 
-/* P becomes wgmma's operand: of 32 keys four words, each of a thread's columns of 16 (transpose.h). */
-DEVICE void pack_tile(promoted_fragments *f, const tile_max *tile)
+/* P of a half of the keys becomes wgmma's operand: of 32 keys four words, each of a thread's columns of 16
+ * (transpose.h). */
+DEVICE void pack_half(promoted_fragments *f, int half)
 {
 #pragma unroll
-    for (int i = 0; i < config::keys / 32; i++)
+    for (int i = half * config::keys / 64; i < (half + 1) * config::keys / 64; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float *x = f->s + 16 * i + j / 2 * 8 + j % 2 * 2;
             f->p[4 * i + j] = pack_e4m3(x[0], x[1], x[4], x[5]);
         }
-    f->factor[0] = tile->factor[0], f->factor[1] = tile->factor[1];
+}
+
+/* S of a half of the keys of a stage, asynchronously. */
+DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, int stage, int half)
+{
+    constexpr int keys = config::one_byte ? config::keys / 2 : config::keys; /* kernels of 16 bits compile this, too */
+    using tile = shared_tile<config::dtype, keys, config::dim, K_MAJOR, config::k_tile::width>;
+    u32 q = q_address(s, c), k = k_address(s, stage) + half * tile::bytes;
+    float *score = f->s + half * SCORES / 2;
+#pragma unroll
+    for (int i = 0; i < config::dim / config::step; i++)
+        if (config::held)
+            multiply_registers<config::dtype, tile>(score, f->q + 4 * i, k, i, i > 0);
+        else
+            multiply_shared<config::dtype, config::q_tile, tile>(score, q, k, i, i > 0);
+    wgmma_commit();
 }
 
 /* P V of a tile, asynchronously. */
@@ -195,32 +218,99 @@ DEVICE void begin_item(const shared *s, consumer *c, promoted_fragments *f)
     c->special.unit = fabsf(unit);
 }
 
-/* The item's first P. */
+/* S of a tile becomes scores; the first quarter of them P. pending: products that need not have come, PV. */
+template <int pending>
+DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked,
+                          bool first)
+{
+    int greatest[2];
+    wgmma_wait(pending + 1); /* for the first half of S */
+    pin_floats(f->s, SCORES / 2);
+    greatest[0] = greatest[1] = 0x80000000;
+    find_greatest_bits(f->s, greatest);
+    pin_words((u32 *)greatest, 2);
+    wgmma_wait(pending);
+    pin_floats(f->s + SCORES / 2, SCORES / 2);
+    release_stage(s, K, c->kv.index);
+    find_greatest_bits(f->s + SCORES / 2, greatest);
+    if (masked)
+        change_and_mask(p, s, c, f->s, first);
+    else
+        change_special(p, &c->special, f->s, c->key0), count_scored(s, c);
+    if (masked || config::softcap) {
+        greatest[0] = greatest[1] = 0x80000000;
+        find_greatest_bits(f->s, greatest);
+        find_greatest_bits(f->s + SCORES / 2, greatest);
+    }
+    find_tile_max(f, &c->m, tile_scale(p, c), greatest, &f->max);
+    f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
+    exponentiate_some(f, tile_scale(p, c), 0, SCORES / 4);
+}
+
+/* The rest of P, a half of the keys at a time. Then the next tile's QK and the tile's PV are under way. */
+template <bool last>
+DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
+{
+    pipeline_state next = c->kv;
+    float scale = tile_scale(p, c);
+    advance(&next, config::stages);
+    if (!last) wait_full(s, K, next);
+    wait_full(s, V, c->kv);
+    promote(f);
+    exponentiate_some(f, scale, SCORES / 4, SCORES / 2);
+    pack_half(f, 0);
+    if (EARLY && !last) {
+        wgmma_fence();
+        issue_half_qk(s, c, f, next.index, 0);
+    }
+    exponentiate_some(f, scale, SCORES / 2, SCORES);
+    add_tile_sums(&c->m, f->sum, &f->max);
+    pack_half(f, 1);
+    f->factor[0] = f->max.factor[0], f->factor[1] = f->max.factor[1];
+    wgmma_fence();
+    if (!EARLY && !last) issue_half_qk(s, c, f, next.index, 0);
+    if (!last) issue_half_qk(s, c, f, next.index, 1);
+    issue_tile_pv(s, f, c->kv.index);
+}
+
+/* From one tile's S to the next. Where it ends nothing is under way: else products would be serialised. */
+DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked)
+{
+    end_softmax<false>(p, s, c, f);
+    int stage = c->kv.index;
+    advance(&c->kv, config::stages);
+    c->key0 -= config::keys;
+    begin_softmax<1>(p, s, c, f, masked, false);
+    wait_for_tile_pv(s, f, stage);
+}
+
+/* The item's first S. */
 DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    float sum[4] = { 0, 0, 0, 0 }, scale = tile_scale(p, c);
-    tile_max tile;
     f->factor[0] = f->factor[1] = 0;
     wait_full(s, K, c->kv);
     wgmma_fence();
-    issue_qk(s, c, f->s, f->q, c->kv.index);
-    wgmma_wait(0);
-    pin_floats(f->s, SCORES);
-    release_stage(s, K, c->kv.index);
-    change_and_mask(p, s, c, f->s, true);
-    find_tile_max(f, &c->m, scale, &tile);
-    exponentiate_half(f->s, scale, &tile, 0, sum);
-    exponentiate_half(f->s, scale, &tile, 1, sum);
-    add_tile_sums(&c->m, sum, &tile);
-    pack_tile(f, &tile);
+    issue_half_qk(s, c, f, c->kv.index, 0);
+    issue_half_qk(s, c, f, c->kv.index, 1);
+    begin_softmax<0>(p, s, c, f, true, true);
+}
+
+/* The item's other KV tiles, in one loop: in two, registers would be copied from one to the other. */
+DEVICE void attend_others(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
+{
+    int unmasked = 0;
+#pragma unroll 1
+    while (c->left > 0) {
+        if (unmasked == 0) unmasked = mask::unmasked_iterations(p, s, c);
+        iterate(p, s, c, f, unmasked == 0);
+        unmasked = max(unmasked - 1, 0);
+    }
 }
 
 /* Its last PV, and its results. */
 DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    wait_full(s, V, c->kv);
-    wgmma_fence();
-    issue_tile_pv(s, f, c->kv.index);
+    end_softmax<true>(p, s, c, f);
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     float value = info_of(s, c)->scale_members::get()->value;
 #pragma unroll
@@ -230,38 +320,6 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, pr
     promote(f);
     advance(&c->kv, config::stages);
     finish_rows(p, s, c, f->o, &results);
-}
-
-/* From the P of a KV tile to the P of the next. */
-DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked)
-{
-    pipeline_state next = c->kv;
-    advance(&next, config::stages);
-    wait_full(s, K, next);
-    wait_full(s, V, c->kv);
-    wgmma_fence();
-    issue_qk(s, c, f->s, f->q, next.index);
-    issue_tile_pv(s, f, c->kv.index);
-
-    wgmma_wait(1); /* for QK */
-    pin_floats(f->s, SCORES);
-    release_stage(s, K, next.index);
-    c->key0 -= config::keys;
-    float scale = tile_scale(p, c), sum[4] = { 0, 0, 0, 0 };
-    tile_max tile;
-    if (masked)
-        change_and_mask(p, s, c, f->s, false);
-    else
-        change_special(p, &c->special, f->s, c->key0);
-    find_tile_max(f, &c->m, scale, &tile);
-    exponentiate_half(f->s, scale, &tile, 0, sum);
-    if (!masked) count_scored(s, c); /* a branch, which the assembler takes no exponential across: PV has time */
-    wait_for_tile_pv(s, f, c->kv.index);
-    promote(f);
-    exponentiate_half(f->s, scale, &tile, 1, sum);
-    add_tile_sums(&c->m, sum, &tile);
-    pack_tile(f, &tile);
-    c->kv = next;
 }
 
 #endif
