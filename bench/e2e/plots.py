@@ -1,4 +1,4 @@
-"""Figures of a CSV of bench.e2e: one for the parts train and generate, one for length's time and memory."""
+"""Figures of a CSV of bench.e2e: of models, of length's time and memory, and of blocks that are kept."""
 from __future__ import annotations
 
 import csv
@@ -56,6 +56,28 @@ def length(rows: List[Dict[str, str]], path: str) -> None:
     figure.save(path)
 
 
+def shares(rows: List[Dict[str, str]], path: str) -> None:
+    """Time of block-sparse attention over that of dense, against the share of the blocks that is kept."""
+    lines: Dict[int, List[Any]] = {}
+    for row in rows:
+        if row["part"] == "length" and row["subject"].startswith("libattn blocks") and row["ratio"]:
+            lines.setdefault(int(row["length"]), []).append((float(row["subject"].split()[2]), float(row["ratio"])))
+    lines = {length: sorted(line) for length, line in lines.items() if len(line) > 2}
+    if not lines:
+        raise measure.Failure("no rows of blocks of several shares to draw")
+    figure = Figure(480, 400)
+    figure.text(16, 22, f"Blocks of 128 x 128: time over dense attention's. {rows[0]['device']}", "t")
+    figure.legend(16, 44, [(i, "", True, f"{length:,} rows") for i, length in enumerate(lines)])
+    high = max(1.2, *(y for line in lines.values() for _, y in line))
+    panel = Panel(figure, 70, 90, 380, 250, Axis(0, 100, [(i, f"{i} %") for i in range(0, 101, 25)], "kept"),
+                  Axis(0, high, [(i / 4, f"{i / 4:g}") for i in range(int(4 * high) + 1)], "time over dense"), "")
+    for i, line in enumerate(lines.values()):
+        panel.line(i, line)
+        panel.marks(i, line)
+    panel.line(len(lines), [(0, 0), (100, 1)], "dash")
+    figure.save(path)
+
+
 def ratios(rows: List[Dict[str, str]], path: str) -> None:
     """Each peer's time over libattn's with its interval of 95 %."""
     rows = [row for row in rows if row["part"] in ("train", "generate") and row["ratio"]]
@@ -78,10 +100,10 @@ def ratios(rows: List[Dict[str, str]], path: str) -> None:
 def main(path: str, out: str) -> None:
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    drawn = 0
-    for draw, name in ((length, "end-to-end-length.svg"), (ratios, "end-to-end-ratios.svg")):
+    drawn, stem = 0, os.path.splitext(os.path.basename(path))[0]
+    for draw in (length, ratios, shares):
         try:
-            draw(rows, os.path.join(out, name))
+            draw(rows, os.path.join(out, f"{stem}-{draw.__name__}.svg"))
             drawn += 1
         except measure.Failure as problem:
             print(problem, file=sys.stderr)

@@ -82,13 +82,19 @@ def one_case(run: Run, case: Case) -> None:
         if subject == "sdpa":
             chosen = measure.best_backend(run, step_of(run, model, given[subject], None), ("math",))
         step = step_of(run, model, given[subject], chosen)
-        if not measure.fits(run, step):
+        if measure.fits(run, step):
+            more[subject] = {"backend": chosen or "", "peak_mib": measure.peak_mib(run, step)}
+            models[subject], steps[subject] = model, step
+        else:
             run.row(name, subject, batch=case.batch, length=case.length, note="memory does not suffice")
-            del model, step
+        del model, step
+        gc.collect()
+    for subject in list(steps):
+        if not measure.fits(run, steps[subject]):
+            run.row(name, subject, batch=case.batch, length=case.length, peak_mib=more[subject]["peak_mib"],
+                    note="memory does not suffice beside the other models")
+            del models[subject], steps[subject]
             gc.collect()
-            continue
-        more[subject] = {"backend": chosen or "", "peak_mib": measure.peak_mib(run, step)}
-        models[subject], steps[subject] = model, step
     for subject, found in profile_all(run, models, steps).items():
         more[subject].update(found)
     tokens = int((given["sdpa"]["labels"] >= 0).sum())

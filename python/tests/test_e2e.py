@@ -57,6 +57,30 @@ def test_train(tmp_path):
     assert float(next(row for row in rows if row["case"] == "book, 20 steps")["value"]) < 4  # of ln 256 = 5.5
 
 
+def test_a_model_that_fits_alone(tmp_path, monkeypatch):
+    """One whose step lacks memory once the other models are there is a row that says so; the others are measured."""
+    made = train.step_of
+
+    def step_of(run, model, given, sdpa):
+        step, calls = made(run, model, given, sdpa), []
+
+        def limited():
+            calls.append(0)
+            if model.config._attn_implementation == "eager" and len(calls) > 2:
+                raise MemoryError
+            return step()
+
+        return limited
+
+    monkeypatch.setattr(train, "step_of", step_of)
+    path = tmp_path / "rows.csv"
+    assert main(["train", "--quick", "--quiet", "--device", "cpu", "--only", "gpt2", "--csv", str(path)]) == 0
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = {row["subject"]: row for row in csv.DictReader(file)}
+    assert rows["eager"]["note"].endswith("beside the other models") and not rows["eager"]["ms"]
+    assert rows["sdpa"]["ms"] and rows["libattn"]["ms"]
+
+
 def test_copying_needs_attention():
     """Half of each row repeats the other; a model whose rows saw nothing but themselves could not know it."""
     draw = train.copying(type("Run", (), {"device": "cpu"}), 32, 4)
@@ -104,7 +128,7 @@ def test_length(tmp_path):
         timed = {row["subject"] for row in rows if row["case"] == f"{keys} rows" and row["ms"]}
         assert {"libattn", "standard", "sdpa flash", "libattn causal", "libattn window 256"} <= timed
     assert main(["plot", "--csv", str(tmp_path / "rows.csv"), "--out", str(tmp_path)]) == 0
-    assert "libattn causal" in (tmp_path / "end-to-end-length.svg").read_text()
+    assert "libattn causal" in (tmp_path / "rows-length.svg").read_text()
 
 
 # ---- what the figures stand on -----------------------------------------------------------------
