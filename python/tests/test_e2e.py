@@ -131,6 +131,19 @@ def test_length(tmp_path):
     assert "libattn causal" in (tmp_path / "rows-length.svg").read_text()
 
 
+def test_shares(tmp_path):
+    """Time against the kept share is drawn where three shares or more were measured."""
+    path = tmp_path / "rows.csv"
+    rows = [{"part": "length", "case": "512 rows", "subject": f"libattn blocks {share} %", "length": 512, "ratio": ratio,
+             "device": "some GPU"} for share, ratio in ((100, 1.1), (12.5, 0.2), (50, 0.5))]
+    measure.write_csv(str(path), rows)
+    assert main(["plot", "--csv", str(path), "--out", str(tmp_path)]) == 0
+    assert "512 rows" in (tmp_path / "rows-shares.svg").read_text()
+    path.unlink()
+    measure.write_csv(str(path), rows[:2])
+    assert main(["plot", "--csv", str(path), "--out", str(tmp_path)]) == 2
+
+
 # ---- what the figures stand on -----------------------------------------------------------------
 
 
