@@ -35,9 +35,7 @@ def _context(device: int) -> int:
 @contextlib.contextmanager
 def current(tensor: Any) -> Iterator[int]:
     """Makes the tensor's GPU the current one while it lasts, and gives the context."""
-    if type(tensor) is not View and tensor.get_device() == sys.modules["torch"]._C._cuda_getDevice():
-        yield _context(tensor.get_device())  # as mostly: torch.cuda.device would set it twice
-    elif type(tensor) is View:
+    if type(tensor) is View:
         cupy = cupy_of(tensor.source)
         with contextlib.nullcontext() if cupy is None else tensor.source.device:
             yield _context(tensor.layout.device)

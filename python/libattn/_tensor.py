@@ -370,8 +370,7 @@ def stream_handle(stream: Any) -> int:
 def current_stream(tensor: Any) -> int:
     """The stream that torch or CuPy puts its own work into now; of the library that the tensor came from."""
     if is_torch(tensor):
-        # What torch.cuda.current_stream wraps into an object, which takes ten times as long.
-        return sys.modules["torch"]._C._cuda_getCurrentRawStream(tensor.get_device())
+        return sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
     cupy = cupy_of(tensor)
     if cupy is not None:
         return cupy.cuda.get_current_stream().ptr

@@ -59,7 +59,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
             return None
     elif q.is_cuda:
         index = q.get_device()
-        if not index == k.get_device() == v.get_device() == torch._C._cuda_getDevice() or (
+        if not index == k.get_device() == v.get_device() == torch.cuda.current_device() or (
                 torch.is_autocast_enabled("cuda")):
             return None
         from . import _gpu
@@ -76,7 +76,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
               None)
     key = (_RUNS, static, heads, context, q.dtype, shape, at_q, _run.most_keys(keys), of_k[0], of_k[heads], of_k[3],
            of_v[0], of_v[heads], of_v[3], at_k[heads] < at_k[rows], at_v[heads] < at_v[rows],
-           context is None or not (at_k[0] | at_k[1] | at_k[2] | at_v[0] | at_v[1] | at_v[2]) & 7)
+           context is None or not any(n % 8 for n in at_k[:3] + at_v[:3]))
     for name, table in tables.items():
         if type(table) is not Tensor or table.dtype is not TABLES[name] or not table.is_contiguous() or table.is_neg() or (
                 table.get_device() != (-1 if index is None else index)):
