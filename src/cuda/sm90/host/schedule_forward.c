@@ -7,15 +7,18 @@
 #include "problem/desc.h"
 
 /* Heads whose Q tiles are taken together: under a causal mask as many as have their keys and values in half of
- * L2; of sequences that share a bias, one of each at least. */
+ * L2; of sequences that share a bias, one of each at least. Of block lists nobody knows which tiles are long, so groups
+ * are what they would be without: more would even nothing out, and L2 would not hold their keys and values. */
 static int64_t head_group(const attn_desc *d, const attn_cuda_device *device, bool shared, int64_t heads, int64_t tiles)
 {
     double head = (double)d->len_kv * (double)(d->dim_qk + d->dim_v) * (double)attn_dtype_size(d->dtype);
     double fit = floor(0.5 * device->l2_bytes / max_of(1, head)) * (double)(heads / d->heads_kv);
     double least = shared ? (double)d->batch : 1;
     int64_t all = heads * (d->flags & ATTN_VARLEN ? 1 : d->batch);
-    return attn_cuda_head_group(d, all, max_of(d->flags & ATTN_CAUSAL ? fit : 1, least), tiles, device->multiprocessors,
-                                false);
+    attn_desc unlisted = *d;
+    unlisted.flags &= ~(uint32_t)ATTN_BLOCKS;
+    return attn_cuda_head_group(&unlisted, all, max_of(d->flags & ATTN_CAUSAL ? fit : 1, least), tiles,
+                                device->multiprocessors, false);
 }
 
 /* Rows of heads that the first `split_tiles` Q tiles have; none shares a head with others if it is packed. */
