@@ -533,4 +533,6 @@ void check_problem_add(attn_desc *desc, uint32_t flags)
     if (flags & ATTN_ALIBI) desc->alibi_batch = 1;
     if (flags & ATTN_DROPOUT) desc->dropout_p = 0.25f;
     if (flags & ATTN_BIAS) check_problem_fit_bias(desc);
+    if (flags & ATTN_BLOCKS)
+        desc->block_rows = desc->block_keys = 64, desc->block_batch = 1, desc->block_heads = desc->heads_q;
 }

@@ -150,6 +150,31 @@ static void first_keys_and_positions_take_kernels_of_ranges(void **state)
     end_context(context);
 }
 
+/* Blocks of 64 keys take kernels that gather them; of whole tiles those of ranges; with bits, or smaller, those of all
+ * masks. */
+static void small_blocks_are_gathered(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    attn_desc desc = small();
+    desc.len_q = desc.len_kv = 4096, desc.dim_qk = desc.dim_v = 64, desc.flags = ATTN_BLOCKS;
+    desc.batch = 2, desc.heads_q = desc.heads_kv = 32;
+    desc.block_rows = desc.block_keys = 64, desc.block_batch = desc.block_heads = 1;
+    expect_why(&desc, "sm90_bf16_d64_128x128_blocks", "predicted the fastest");
+    desc.visible_share = 0.125f;
+    expect_why(&desc, "sm90_bf16_d64_128x128_blocks", "predicted the fastest");
+    desc.block_rows = desc.block_keys = 128;
+    expect_why(&desc, "sm90_bf16_d64_128x128_ranges", "predicted the fastest");
+    desc.block_keys = 32;
+    desc.kernel = "sm90_bf16_d64_128x128_blocks";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it does not take blocks of this size");
+    desc.flags = ATTN_CAUSAL, desc.block_rows = desc.block_keys = desc.block_batch = desc.block_heads = 0;
+    desc.visible_share = 0;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "for block lists");
+    end_context(context);
+}
+
 /* Addresses that are known to be odd when it is planned cost copies, not the fast kernel. */
 static void other_addresses_are_planned(void **state)
 {
@@ -219,6 +244,7 @@ int main(void)
         cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(keys_pass_through_l2),
         cmocka_unit_test(first_keys_and_positions_take_kernels_of_ranges),
+        cmocka_unit_test(small_blocks_are_gathered),
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_go_to_the_fallback_kernel),
         cmocka_unit_test(wrong_wishes_are_refused),

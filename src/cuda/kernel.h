@@ -77,14 +77,20 @@ static inline bool attn_cuda_takes_ranges(const attn_cuda_kernel *kernel, const 
     return !(kernel->tma && desc->flags & ATTN_POSITIONS && desc->flags & ATTN_CHUNK);
 }
 
+/* A variant of the forward for block lists, whose KV tile is gathered from blocks wherever they lie. */
+static inline bool attn_cuda_gathers(const attn_cuda_kernel *kernel)
+{
+    return kernel->needs & ATTN_BLOCKS;
+}
+
 /* Whether a kernel takes a problem's block lists. Variants that take no bits are told what each warpgroup sees: in the
- * forward, 64 rows of a KV tile's eights of keys, of blocks of at least half a tile; in the backward, 64 rows of 64
- * keys. */
+ * forward, 64 rows of a KV tile's eights of keys, of blocks of at least half a tile; where it is gathered, and in the
+ * backward, 64 rows of 64 keys. */
 static inline bool attn_cuda_takes_lists(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
     if (!kernel->tma || !(desc->flags & ATTN_BLOCKS) || kernel->features & ATTN_BITS) return true;
     if (desc->block_rows % 64) return false;
-    if (desc->direction == ATTN_BACKWARD) return desc->block_keys % 64 == 0;
+    if (desc->direction == ATTN_BACKWARD || attn_cuda_gathers(kernel)) return desc->block_keys % 64 == 0;
     return desc->block_keys % 8 == 0 && 2 * desc->block_keys >= kernel->kv_tile;
 }
 

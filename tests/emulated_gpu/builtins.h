@@ -206,9 +206,19 @@ static inline int __ffs(u32 x)
     return __builtin_ffs((int)x);
 }
 
+static inline int __ffsll(long long x)
+{
+    return __builtin_ffsll(x);
+}
+
 static inline int __popc(u32 x)
 {
     return __builtin_popcount(x);
+}
+
+static inline int __popcll(unsigned long long x)
+{
+    return __builtin_popcountll(x);
 }
 
 static inline u32 __umulhi(u32 a, u32 b)

@@ -23,7 +23,8 @@
  * promotion; strides of extents that are 1 may be any multiple of 16 bytes. Where a box is 64 columns wide here, it is
  * 128 columns for elements of one byte; for variants whose dim is 64 it is 64 of them, with a 64-byte swizzle.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
- *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1);  v: likewise with dim_v
+ *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1), keys: of BLOCKS variants ATTN_SM90_PIECE;
+ *      v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
  * A variant of paged keys: k extents (dim_qk, heads_kv, page_size, pages), box (64, 1, cache.box, 1); v likewise.
  * VARLEN: total_q and total_kv in place of the lengths, batch 1.
@@ -105,6 +106,7 @@ typedef struct attn_sm90_repack_params {
 } attn_sm90_repack_params;
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
+#define ATTN_SM90_PIECE 64          /* keys of a box of K or V, in variants of block lists alone */
 
 /* Rows of a sequence's first Q tile, whole warpgroups of 64: so many that the others are whole, but for the last
  * one's last warpgroup. */

@@ -11,7 +11,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
-enum { CAUSAL, RANGES, GENERAL };
+enum { CAUSAL, RANGES, GENERAL, BLOCKS };
 enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
@@ -27,6 +27,11 @@ struct config {
 
     /* The producer walks the KV tiles that a mask shows; tables: with bits, and lists of blocks of any size. */
     static constexpr bool walks = ATTN_MASK != CAUSAL, tables = ATTN_MASK == GENERAL;
+
+    /* Block lists alone, beside what hides runs of keys: a KV tile is pieces of ATTN_SM90_PIECE keys, each a listed
+     * block or a part of one, which need not lie together. */
+    static constexpr bool gathers = ATTN_MASK == BLOCKS;
+    static constexpr int pieces = gathers ? keys / ATTN_SM90_PIECE : 1;
 
     /* Block lists are told to consumers by KV tile, where registers suffice for that. */
     static constexpr bool tells_blocks = walks && !(score_mod && dim > 128);
@@ -45,7 +50,8 @@ struct config {
     static constexpr bool two_outputs = one_byte && dim_v == 128;
 
     /* First dims of Q that registers have room for. */
-    static constexpr int held = one_byte ? (two_outputs ? 0 : dim) : pingpong && dim_v == 128 ? 128 : 0;
+    static constexpr int held_of_128 = gathers ? 32 : 128;
+    static constexpr int held = one_byte ? (two_outputs ? 0 : dim) : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
     static constexpr bool reads_stage = bias || walks;
@@ -75,7 +81,7 @@ struct config {
     using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     /* Of a KV tile's intervals, in each stage. */
-    static constexpr int interval_bytes = walks ? ATTN_SM90_INTERVALS(keys) : 0;
+    static constexpr int interval_bytes = walks && !gathers ? ATTN_SM90_INTERVALS(keys) : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 

@@ -14,9 +14,9 @@
 #include "sm90/forward/softmax.h"
 
 /* Of a walk: the warpgroup's of tile_blocks and, of tables, what load_row_bits has loaded of a tile masked by bits, two
- * words. */
-enum { ROW_BLOCKS = 0, ROW_BITS = 1 };
-using row_words = members<u32, config::tables ? 3 : config::walks>;
+ * words; BLOCKS: the first keys of the pieces after the first. */
+enum { ROW_BLOCKS = 0, ROW_BITS = 1, ROW_PIECES = 1 };
+using row_words = members<u32, config::tables ? 3 : config::walks + config::pieces - 1>;
 
 struct consumer : row_words {
     int warpgroup, items; /* items: whose last S is computed */

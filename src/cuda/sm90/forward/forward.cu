@@ -5,6 +5,7 @@
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/copy_keys.h"
+#include "sm90/forward/gathered.h"
 #include "sm90/forward/interleaved.h"
 #include "sm90/forward/pingpong.h"
 #include "sm90/forward/producer.h"
@@ -29,7 +30,9 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
         if constexpr (config::one_byte) transpose_values(&s, warp);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
-        if constexpr (config::pingpong)
+        if constexpr (config::gathers)
+            consume_gathered(p, &s);
+        else if constexpr (config::pingpong)
             consume_pingpong(p, &s);
         else
             consume_interleaved(p, &s);

@@ -162,7 +162,7 @@ DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *
     if constexpr (config::tells_blocks) {
         tile_blocks *blocks = walk->blocks.get();
         u32 first_rows = __shfl_sync(~0u, blocks->of[0], bit), last_rows = __shfl_sync(~0u, blocks->of[1], bit);
-        *info->blocks.get() = { first_rows, last_rows };
+        *info->blocks.get() = { {}, { first_rows, last_rows } };
         cut_by_blocks = told && (first_rows & last_rows & ALL_KEYS) != ALL_KEYS;
     }
     if (cut_by_blocks) info->masked |= BY_BLOCKS;
@@ -208,17 +208,32 @@ DEVICE u32 block_columns(const attn_sm90_params *p, const work_item *w, packed_r
     return seen;
 }
 
+/* The thread's columns of `keys` keys at key0 that ranges show a row. */
+DEVICE u32 ranged_columns(const attn_sm90_params *p, const work_tile_info *info, int row, int key0, int keys)
+{
+    key_ranges ranges = ranges_in(&p->mask, info->row_ranges::get(), &info->w, row);
+    u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, keys / 4);
+    if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, keys / 4);
+    return seen;
+}
+
 /* The thread's columns of the KV tile at key0 that a row sees, but for intervals, and for lists and bits that are told
  * by the tile's info. */
 DEVICE u32 visible_columns(const attn_sm90_params *p, const work_tile_info *info, packed_row at, int key0)
 {
     const work_item *w = &info->w;
-    key_ranges ranges = ranges_in(&p->mask, info->row_ranges::get(), w, at.row);
-    u32 seen = columns_between(ranges.lo[1] - key0, ranges.hi[1] - key0, config::keys / 4);
-    if (p->mask.prefix) seen |= columns_between(ranges.lo[0] - key0, ranges.hi[0] - key0, config::keys / 4);
+    u32 seen = ranged_columns(p, info, at.row, key0, config::keys);
     if (config::tables && p->shape.flags & FLAG_BLOCKS && !lists_are_warpgroups(p, w))
         seen &= block_columns(p, w, at, key0);
     return seen;
+}
+
+/* Scores of columns that the thread's first or second row does not see become -inf. */
+DEVICE void hide_columns(u32 first, u32 second, float *s)
+{
+#pragma unroll
+    for (int i = 0; i < config::keys / 2; i++)
+        s[i] = (i / 2 % 2 ? second : first) >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
 }
 
 /* Scores of pairs of the KV tile at key0 that ranges hide, and lists that are asked row by row, become -inf. */
@@ -227,9 +242,7 @@ DEVICE void hide_by_ranges(const attn_sm90_params *p, const work_tile_info *info
     int index = warpgroup * 64 + fragment_row(0);
     u32 first = visible_columns(p, info, row_in_sequence(p, &info->w, index), key0);
     u32 second = visible_columns(p, info, row_in_sequence(p, &info->w, index + 8), key0);
-#pragma unroll
-    for (int i = 0; i < config::keys / 2; i++)
-        s[i] = (i / 2 % 2 ? second : first) >> (i / 4 * 2 + i % 2) & 1 ? s[i] : -INFINITE;
+    hide_columns(first, second, s);
 }
 
 /* ---- tiles masked by bits and block lists ------------------------------------------------------ */
@@ -290,6 +303,30 @@ DEVICE void hide_by_bits(const u32 bits[2], u32 whole, float *s)
 
 /* ---- what the warps of a CTA ask of the mask -------------------------------------------------- */
 
+/* The producer warp: loads an item's KV tiles, as a walk has them, and, among them, its Q. */
+template <class tile_walk>
+DEVICE void load_walk(const attn_sm90_params *p, const shared *s, work_item *w, producer *at, tile_walk walk)
+{
+    kv_tile_info info, next;
+    w->tiles = next_tile(p, w, &walk, &info);
+    if (threadIdx.x % 32 == 0) s->store->infos[(at->items - 1) % INFOS].w.tiles = w->tiles;
+    if (!w->tiles) load_pending(p, s, at);
+    int first = w->tiles ? tiles_before_q(at) : 0;
+    if (!first) load_q(p, s, at);
+    for (bool more = w->tiles; more; info = next) {
+        more = next_tile(p, w, &walk, &next);
+        info.last = !more;
+        load_tile(p, s, at, w, &info);
+        if (first > 0 && (--first == 0 || !more)) {
+            first = 0;
+            load_q(p, s, at);
+        }
+    }
+    named_arrive(WORK_WANTED, 64);
+    if (config::pingpong) load_pending(p, s, at);
+    __syncwarp();
+}
+
 struct general_mask {
     /* The scheduler warp: only the walk knows which KV tiles there are. */
     DEVICE void set_tiles(const attn_sm90_params *, work_item *w)
@@ -306,28 +343,9 @@ struct general_mask {
                 *info->first_bits::get() = bits_of_row(&p->shape, &p->mask, w, w->head, w->row0);
     }
 
-    /* The producer warp: loads an item's KV tiles and, among them, its Q. */
     DEVICE void load_item(const attn_sm90_params *p, const shared *s, work_item *w, producer *at)
     {
-        tile_walk walk = start_walk(p, w);
-        kv_tile_info info, next;
-        w->tiles = next_tile(p, w, &walk, &info);
-        if (threadIdx.x % 32 == 0) s->store->infos[(at->items - 1) % INFOS].w.tiles = w->tiles;
-        if (!w->tiles) load_pending(p, s, at);
-        int first = w->tiles ? tiles_before_q(at) : 0;
-        if (!first) load_q(p, s, at);
-        for (bool more = w->tiles; more; info = next) {
-            more = next_tile(p, w, &walk, &next);
-            info.last = !more;
-            load_tile(p, s, at, w, &info);
-            if (first > 0 && (--first == 0 || !more)) {
-                first = 0;
-                load_q(p, s, at);
-            }
-        }
-        named_arrive(WORK_WANTED, 64);
-        if (config::pingpong) load_pending(p, s, at);
-        __syncwarp();
+        load_walk(p, s, w, at, start_walk(p, w));
     }
 
     /* A consumer warpgroup waits for the next item's Q; whether its rows may see a key there. */

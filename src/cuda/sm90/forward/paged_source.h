@@ -93,8 +93,9 @@ struct paged_source {
         if (!has_pages(p, w)) w->len_kv = 0;
     }
 
-    DEVICE position find(const attn_sm90_params *p, const work_item *w, int item, int key0)
+    DEVICE position find(const attn_sm90_params *p, const work_item *w, int item, const kv_tile_info *info)
     {
+        int key0 = info->key0;
         position at = { key0, w->kv_head, item, 0 };
         if (by_threads(p)) return at;
         int box = cache_of(p)->box, first = (int)(threadIdx.x % 32) * box;

@@ -80,8 +80,8 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     float alpha[2];
     wait_full(s, K, c->kv);
     if constexpr (config::bias) begin_bias(p, s, c, c->kv);
-    if constexpr (config::walks) general_mask::load_info(p, s, c, c->info, c->kv.index);
-    bool reads = config::walks && c->masked & BY_INTERVALS;
+    if constexpr (config::walks) walked_mask::load_info(p, s, c, c->info, c->kv.index);
+    bool reads = config::interval_bytes && c->masked & BY_INTERVALS;
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, c->kv.index);
     wgmma_wait(0);
@@ -111,24 +111,27 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, fr
 /* ---- the main loop ---------------------------------------------------------------------------- */
 
 /* One turn: from the P of a KV tile to the P of the next. All barriers are waited for before the first product: one
- * between two batches would serialise them. */
-DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool masked)
+ * between two batches would serialise them. turns: the other warpgroup does the same. */
+DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool masked,
+                    bool turns = true)
 {
     pipeline_state next = c->kv;
     advance(&next, config::stages);
     wait_full(s, K, next);
     if constexpr (config::bias) begin_bias(p, s, c, next);
-    if (masked)
+    if constexpr (config::gathers)
+        wait_and_clear_pieces(p, s, c);
+    else if (masked)
         wait_and_clear_v(p, s, c);
     else
         wait_full(s, V, c->kv);
-    if (config::walks && masked) general_mask::load_info(p, s, c, c->info, next.index);
-    bool reads = config::walks && masked && c->masked & BY_INTERVALS;
-    wait_turn(c);
+    if (config::walks && masked) walked_mask::load_info(p, s, c, c->info, next.index);
+    bool reads = config::interval_bytes && masked && c->masked & BY_INTERVALS;
+    if (turns) wait_turn(c);
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, next.index);
     issue_pv(s, f, c->kv.index);
-    pass_turn(c);
+    if (turns) pass_turn(c);
 
     wgmma_wait(1); /* for QK */
     pin_floats(f->s, config::keys / 2);

@@ -24,7 +24,7 @@ DEVICE void load_tile(const attn_sm90_params *p, const shared *s, producer *at, 
                       const kv_tile_info *info)
 {
     if constexpr (config::bias) at->kv.bias.find(p, w, info->key0);
-    at->kv.load(p, s, kv_source::find(p, w, (at->items - 1) % INFOS, info->key0), w, info);
+    at->kv.load(p, s, kv_source::find(p, w, (at->items - 1) % INFOS, info), w, info);
 }
 
 /* Loads the V of the tile whose K was loaded last. */

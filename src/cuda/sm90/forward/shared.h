@@ -46,8 +46,8 @@ struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, scale_
 };
 
 /* What block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
- * whole, not only where bits are set. */
-struct tile_blocks {
+ * whole, not only where bits are set. BLOCKS: bit g: piece g; and the first keys of the pieces after the first. */
+struct tile_blocks : members<int, config::pieces - 1> {
     u32 of[2];
 };
 

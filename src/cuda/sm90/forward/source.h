@@ -8,6 +8,7 @@
 #include "sm90/common/ptx.h"
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
+#include "sm90/forward/gathered_source.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/shared.h"
 
@@ -21,9 +22,9 @@ struct tma_source {
         int row, head, batch, valid;
     };
 
-    DEVICE position find(const attn_sm90_params *, const work_item *w, int, int key0)
+    DEVICE position find(const attn_sm90_params *, const work_item *w, int, const kv_tile_info *info)
     {
-        return { w->start_kv + key0, w->kv_head, w->batch, w->len_kv - key0 };
+        return { w->start_kv + info->key0, w->kv_head, w->batch, w->len_kv - info->key0 };
     }
 
     DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)
@@ -46,6 +47,6 @@ struct tma_source {
     }
 };
 
-using kv_source = choice<config::paged, paged_source, tma_source>::type;
+using kv_source = choice<config::paged, paged_source, choice<config::gathers, gathered_source, tma_source>::type>::type;
 
 #endif

@@ -26,6 +26,9 @@ static const double few_rows_share =
 static const double few_rows_seconds = 12e-6; /* [m] of a run of these besides: no cache holds the kernels' code */
 static const double combine_seconds = 3e-6;
 static const double late_rounds = 0.2;    /* [m] of tiles that differ: how much later than the mean the last SM ends */
+static const double alone_share = 0.8;    /* [m] of a step, where one of two warpgroups sees the KV tile */
+static const double cut_share = 0.3;      /* [m] of a step besides, where lists hide pairs of the KV tile */
+static const double list_clocks = 200;    /* [m] of a step, to find the KV tile by lists; but of gathering kernels */
 static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
 
 enum { FEW_ROWS = 16 };
@@ -132,14 +135,25 @@ static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
     return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
 }
 
-/* Keys of the tiles that have a listed block, by those of such blocks: which are listed the device alone knows. One in
- * four is taken to be, at random; a tile has `blocks` of them in the mean. */
-static double block_share(const attn_desc *d, int64_t keys)
+/* Blocks of a list that a tile of so many rows, or keys, has in the mean. */
+static double blocks_of_tile(int64_t block, int64_t size)
 {
-    const double listed = 0.25, block = (double)d->block_keys;
+    return (double)(block + size - common(block, size)) / (double)block;
+}
+
+/* Steps that a Q tile takes for one of the KV tiles that ranges show, in the mean: if one of its blocks is listed, at
+ * random. Which are, the device alone knows: without a visible share one in four is taken to be, beside pairs of all.
+ * Where tiles are gathered, they are of blocks wherever these lie, and one that half of the rows see takes less; else
+ * one that lists cut takes more. */
+static double listed_steps(const attn_desc *d, const attn_cuda_kernel *k, int64_t rows)
+{
+    const double guessed = 0.25, listed = d->visible_share > 0 ? (double)d->visible_share : guessed;
     if (!(d->flags & ATTN_BLOCKS)) return 1;
-    double blocks = (block + (double)(keys - common(d->block_keys, keys))) / block;
-    return (1 - pow(1 - listed, blocks)) / listed;
+    bool gathers = attn_cuda_gathers(k);
+    double blocks = blocks_of_tile(d->block_rows, rows) * (gathers ? 1 : blocks_of_tile(d->block_keys, k->kv_tile));
+    double some = 1 - pow(1 - listed, blocks), all = pow(listed, blocks);
+    double steps = gathers ? some - (1 - alone_share) * 2 * (some - listed) : some + cut_share * (some - all);
+    return steps / (d->visible_share > 0 ? 1 : guessed);
 }
 
 /* Combining splits of so many outputs: a launch, and what it reads. */
@@ -158,10 +172,11 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     int64_t rows = attn_sm90_rows_of(d, k, pack);
     double tiles = (double)attn_sm90_tiles_of(p, pack), last = (double)split_tiles;
     double row_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
+    if (d->flags & ATTN_BLOCKS && d->visible_share > 0) row_pairs /= (double)d->visible_share; /* listed_steps has it */
     double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->kv_tile) : 0;
     double whole = ceil((double)d->len_kv / k->kv_tile), steps = min_of(whole, (row_pairs + edge) / k->kv_tile);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end soon after one another */
-    steps = (uneven ? steps : whole) * block_share(d, k->kv_tile);
+    steps = (uneven ? steps : whole) * listed_steps(d, k, rows);
     double works = tiles + last * (splits - 1), grid = min_of(works, p->device->multiprocessors);
     double rounds = works / max_of(1, grid), *count = c.base.choice.count; /* of the busiest SM */
     double out = (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->dim_v;
@@ -176,7 +191,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     count[ATTN_PER_STEP] = uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
     count[ATTN_PER_RUN] = 1;
-    double all = 0;
+    double all = d->flags & ATTN_BLOCKS && !attn_cuda_gathers(k) ? count[ATTN_PER_STEP] * list_clocks : 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
@@ -187,7 +202,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     if (few && merging + memory > c.base.choice.seconds) c.base.choice.seconds = merging + memory;
     bool shorter =
         attn_sm90_tiles_of_head(p, pack) > 1 && d->len_q * pack % k->q_tile; /* the first of a head, or the last */
-    bool unlike = (uneven || shorter || d->flags & ATTN_CUDA_LENGTHS) && works > grid;
+    bool unlike = (uneven || shorter || d->flags & (ATTN_CUDA_LENGTHS | ATTN_BLOCKS)) && works > grid;
     c.base.dynamic = attn_override_or(p->overrides, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
     return c;
 }

@@ -66,9 +66,13 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     uint32_t heads = which == ATTN_SM90_Q || (bias && !one_row) ? (uint32_t)pack : 1;
     attn_dtype dtype = dtype_of(d, which);
     uint64_t size = (uint64_t)attn_dtype_size(dtype), extent[4], stride[3];
-    const uint32_t rows[] = { (uint32_t)k->q_tile / heads, (uint32_t)k->kv_tile,
-                              (uint32_t)k->kv_tile,        (uint32_t)k->q_tile,
-                              ATTN_SM90_OUTPUT_ROWS,       one_row ? 1 : (uint32_t)k->q_tile / heads };
+    const uint32_t keys = attn_cuda_gathers(k) ? ATTN_SM90_PIECE : (uint32_t)k->kv_tile;
+    const uint32_t rows[] = { (uint32_t)k->q_tile / heads,
+                              keys,
+                              keys,
+                              (uint32_t)k->q_tile,
+                              ATTN_SM90_OUTPUT_ROWS,
+                              one_row ? 1 : (uint32_t)k->q_tile / heads };
     int dim = which == ATTN_SM90_V ? k->dim_v : k->dim, width = size == 1 ? ATTN_SM90_WIDTH(dim, 1) : 128;
     uint32_t box[4] = { (uint32_t)width / (uint32_t)size, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
     bool pages = k->paged && (which == ATTN_SM90_K || which == ATTN_SM90_V);
