@@ -533,4 +533,6 @@ void check_problem_add(attn_desc *desc, uint32_t flags)
     if (flags & ATTN_ALIBI) desc->alibi_batch = 1;
     if (flags & ATTN_DROPOUT) desc->dropout_p = 0.25f;
     if (flags & ATTN_BIAS) check_problem_fit_bias(desc);
+    if (flags & ATTN_BITS)
+        desc->bits_batch = desc->len_q % 2 ? desc->batch : 1, desc->bits_heads = desc->dim_qk % 2 ? desc->heads_q : 1;
 }

@@ -11,7 +11,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
-enum { CAUSAL, RANGES, GENERAL };
+enum { CAUSAL, RANGES, BITS, GENERAL };
 enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
@@ -25,11 +25,12 @@ struct config {
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
 
-    /* The producer walks the KV tiles that a mask shows; tables: with bits, and lists of blocks of any size. */
+    /* The producer walks the KV tiles that a mask shows; tables: with lists of blocks of any size. */
     static constexpr bool walks = ATTN_MASK != CAUSAL, tables = ATTN_MASK == GENERAL;
+    static constexpr bool bits = tables || ATTN_MASK == BITS, intervals = walks && ATTN_MASK != BITS;
 
     /* Block lists are told to consumers by KV tile, where registers suffice for that. */
-    static constexpr bool tells_blocks = walks && !(score_mod && dim > 128);
+    static constexpr bool tells_blocks = intervals && !(score_mod && dim > 128);
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
@@ -75,7 +76,7 @@ struct config {
     using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     /* Of a KV tile's intervals, in each stage. */
-    static constexpr int interval_bytes = walks ? ATTN_SM90_INTERVALS(keys) : 0;
+    static constexpr int interval_bytes = intervals ? ATTN_SM90_INTERVALS(keys) : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 
