@@ -1,5 +1,6 @@
 /* The content of FlashMask intervals, block lists and packed bits. */
 #include <limits.h>
+#include <string.h>
 
 #include "problem/desc.h"
 #include "check/problem.h"
@@ -164,6 +165,18 @@ void check_fill_blocks(check_problem *problem, uint64_t *state)
 
 /* ---- bits ---------------------------------------------------------------------------------- */
 
+/* Half of the tiles of 64 rows and 256 keys become empty, or whole. */
+static void fill_tiles_of_bits(uint64_t *state, uint8_t *bits, int64_t rows, int64_t pitch)
+{
+    const int64_t tile_rows = 64, bytes = 32;
+    for (int64_t row = 0; row < rows; row += tile_rows)
+        for (int64_t at = 0; at < pitch; at += bytes) {
+            int64_t kind = check_below(state, 4), width = pitch - at < bytes ? pitch - at : bytes;
+            for (int64_t r = row; kind < 2 && r < rows && r < row + tile_rows; r++)
+                memset(bits + r * pitch + at, kind ? 0xff : 0, (size_t)width);
+        }
+}
+
 void check_fill_bits(check_problem *problem, uint64_t *state)
 {
     const attn_desc *desc = &problem->resolved;
@@ -182,4 +195,6 @@ void check_fill_bits(check_problem *problem, uint64_t *state)
                                               : dense;
         }
     }
+    for (int64_t plane = 0; plane < desc->bits_batch * desc->bits_heads; plane++)
+        fill_tiles_of_bits(state, bits + plane * desc->len_q * pitch, desc->len_q, pitch);
 }

@@ -535,4 +535,6 @@ void check_problem_add(attn_desc *desc, uint32_t flags)
     if (flags & ATTN_BIAS) check_problem_fit_bias(desc);
     if (flags & ATTN_BLOCKS)
         desc->block_rows = desc->block_keys = 64, desc->block_batch = 1, desc->block_heads = desc->heads_q;
+    if (flags & ATTN_BITS)
+        desc->bits_batch = desc->len_q % 2 ? desc->batch : 1, desc->bits_heads = desc->dim_qk % 2 ? desc->heads_q : 1;
 }

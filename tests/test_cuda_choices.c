@@ -204,6 +204,29 @@ static void bits_of_the_last_keys_go_to_the_fallback_kernel(void **state)
     end_context(context);
 }
 
+/* A pass before the kernel finds what bits show of tiles; not if one Q tile is all there is, or there are block lists.
+ */
+static void bits_have_a_summary(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    desc.dim_qk = 64, desc.len_q = 300, desc.len_kv = 4097, desc.flags = ATTN_BITS | ATTN_CAUSAL;
+    desc.bits_batch = 1, desc.bits_heads = desc.heads_q;
+    expect_why(&desc, "sm90_bf16_d64_128x128_masks", "bits       a pass finds KV tiles that they leave empty or full");
+    assert_true(info_of(&desc).workspace_bytes >= 8 * 5 * 2 * (uint64_t)desc.heads_q);
+    desc.len_q = 128;
+    expect_words(&desc, "a pass finds", false);
+    desc.len_q = 300, desc.direction = ATTN_BACKWARD;
+    expect_why(&desc, "sm90_backward_bf16_d64_128_masks", "bits       a pass finds");
+    desc.direction = ATTN_FORWARD, desc.dim_qk = 256;
+    expect_why(&desc, "sm90_bf16_d256_128x64_bits", "bits       a pass finds");
+    desc.flags |= ATTN_BLOCKS, desc.block_rows = desc.block_keys = 64, desc.block_batch = desc.block_heads = 1;
+    expect_why(&desc, "sm90_bf16_d256_128x64_masks", "predicted the fastest");
+    expect_words(&desc, "a pass finds", false);
+    end_context(context);
+}
+
 static void wrong_wishes_are_refused(void **state)
 {
     (void)state;
@@ -247,6 +270,7 @@ int main(void)
         cmocka_unit_test(small_blocks_are_gathered),
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_go_to_the_fallback_kernel),
+        cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(wrong_wishes_are_refused),
         cmocka_unit_test(what_is_not_there_yet_is_refused),
     };

@@ -71,7 +71,7 @@ static void take_masks(const attn_cuda_params *p, attn_desc *d, attn_args *a)
     d->block_batch = m->block_batch, d->block_heads = m->block_heads;
     d->bits_batch = m->bits_batch, d->bits_heads = m->bits_heads;
     a->prefix = m->prefix, a->intervals = m->intervals, a->bits = m->bits;
-    a->block_full_count = m->block_full_count, a->block_full = m->block_full;
+    a->block_full_count = m->block_full_count, a->block_full = d->flags & ATTN_BLOCKS ? m->block_full : NULL;
     a->block_partial_count = m->block_partial_count, a->block_partial = m->block_partial;
 }
 
@@ -346,6 +346,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
         fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile &&
                         p->mask.interval_tiles && p->mask.interval_tiles[0] == (unsigned)k->kv_tile,
                     symbol, "intervals were not summarised");
+    fake_check_bit_tiles(symbol, k, p);
     attn_cuda_params common = fake_common(p);
     const attn_sm90_cached_params *cached = (const attn_sm90_cached_params *)(const void *)p;
     fake_take(&common, k->dtype, &d, &a);
@@ -482,6 +483,28 @@ static void summarise(const char *symbol, const CUlaunchConfig *config, const at
         p->mask.interval_tiles[i] = (unsigned)keys;
 }
 
+/* Only marks its memory, from end to end. */
+static void find_bit_tiles(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+{
+    const attn_cuda_mask *m = &p->mask;
+    int64_t pairs = ATTN_CUDA_BIT_TILES(p->shape.len_q, p->shape.len_kv, m->summary_keys);
+    fake_expect(p->shape.flags & ATTN_BITS && !(p->shape.flags & ATTN_BLOCKS) && m->bits, symbol, "bits");
+    fake_expect(m->summary_keys % 16 == 0 && m->summary_keys <= 128, symbol, "keys of a tile");
+    fake_expect(config->gridDimX == pairs && config->gridDimY == (unsigned)m->bits_heads &&
+                    config->gridDimZ == (unsigned)m->bits_batch && config->blockDimX == 256,
+                symbol, "grid");
+    for (int64_t i = 0; i < 2 * pairs * m->bits_heads * m->bits_batch; i++)
+        m->bit_tiles[i] = (unsigned)m->summary_keys;
+}
+
+void fake_check_bit_tiles(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
+{
+    bool wanted = p->shape.len_q > k->q_tile && !k->paged;
+    if ((p->shape.flags & (ATTN_BITS | ATTN_BLOCKS)) != ATTN_BITS) return;
+    fake_expect(!wanted == !p->mask.bit_tiles, symbol, "the summary of bits is missing, or not wanted");
+    fake_expect(!wanted || p->mask.bit_tiles[0] == (unsigned)k->kv_tile, symbol, "bits were not summarised");
+}
+
 static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
 {
     size_t size = (size_t)p->bytes;
@@ -557,6 +580,8 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
         combine(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_interval_summary") == 0)
         summarise(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_bit_tiles") == 0)
+        find_bit_tiles(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_repack") == 0)
         repack(symbol, config, params);
     else if (strncmp(symbol, "attn_merge_", 11) == 0)

@@ -22,6 +22,9 @@ const void *fake_take_map(const char *symbol, const attn_sm90_map *map, attn_dty
 void fake_check_bias(const char *symbol, const attn_sm90_params *params, const attn_sm90_map *map, int bias_rows,
                      int tile_rows, const attn_desc *desc);
 
+/* The summary of bits is there if, and only if, the variant wants it, and of its tiles. */
+void fake_check_bit_tiles(const char *symbol, const attn_cuda_kernel *kernel, const attn_sm90_params *params);
+
 /* The common ones among a variant's. */
 attn_cuda_params fake_common(const attn_sm90_params *params);
 

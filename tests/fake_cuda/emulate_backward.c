@@ -259,6 +259,7 @@ static void check_before(const char *symbol, const attn_cuda_kernel *k, const at
     if (c->shape.flags & ATTN_INTERVALS && c->shape.len_kv > 0)
         fake_expect(c->mask.summaries && c->mask.summaries[0] == k->kv_tile && c->mask.summary_keys == k->kv_tile,
                     symbol, "intervals were not summarised");
+    fake_check_bit_tiles(symbol, k, c);
     const int64_t whole[] = { c->shape.batch, c->shape.heads_q, c->shape.len_q, c->shape.len_kv };
     int64_t bias = 1;
     bool stored =

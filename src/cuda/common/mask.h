@@ -112,13 +112,29 @@ DEVICE int bits_pitch(const attn_cuda_shape *shape, int bits_keys = 0)
     return ((bits_keys ? bits_keys : shape->len_kv) + 7) / 8;
 }
 
+/* Which of the planes of bits is a head's. */
+template <class rows> DEVICE long long bits_plane(const attn_cuda_mask *m, const rows *w, int head)
+{
+    return (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
+}
+
 /* The bits of a row. */
 template <class rows>
 DEVICE const unsigned char *bits_of_row(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head,
                                         int row, int bits_keys = 0)
 {
-    long long plane = (long long)(m->bits_batch == 1 ? 0 : w->batch) * m->bits_heads + (m->bits_heads == 1 ? 0 : head);
-    return m->bits + (plane * shape->len_q + row) * bits_pitch(shape, bits_keys);
+    return m->bits + (bits_plane(m, w, head) * shape->len_q + row) * bits_pitch(shape, bits_keys);
+}
+
+/* Of rows [line * ATTN_CUDA_BIT_ROWS, and as many more) of a head and the 32 KV tiles among which `tile` is: of which
+ * bits show some pair, and all (params.h). */
+template <class rows>
+DEVICE uint2 bit_tiles_of(const attn_cuda_shape *shape, const attn_cuda_mask *m, const rows *w, int head, int line,
+                          int tile, int keys)
+{
+    u32 words = ((u32)shape->len_kv + 32 * keys - 1) / (32 * keys), plane = (u32)bits_plane(m, w, head);
+    u32 lines = ((u32)shape->len_q + ATTN_CUDA_BIT_ROWS - 1) / ATTN_CUDA_BIT_ROWS; /* bits take 2^11 times the room */
+    return ((const uint2 *)m->bit_tiles)[(plane * lines + (u32)line) * words + (u32)tile / 32];
 }
 
 /* Index of a row block in the lists. */

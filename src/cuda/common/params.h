@@ -70,7 +70,14 @@ typedef struct attn_cuda_mask {
     unsigned *interval_tiles; /* workspace of the forward's variants: of each head and KV tile ATTN_CUDA_INTERVAL_PAIRS
                                * for each key, {first, count} of the rows that it is hidden from, modulo 2^32; of keys
                                * after the last, none */
-    const int *block_full_count, *block_full, *block_partial_count, *block_partial; /* pairs may be NULL */
+    const int *block_full_count; /* pairs may be NULL */
+    union {
+        const int *block_full;
+        unsigned *bit_tiles; /* workspace, of ATTN_BITS without ATTN_BLOCKS, or NULL: for each plane of bits, 64 rows
+                              * and 32 KV tiles of summary_keys two words, of a bit per tile: some pair is visible,
+                              * all are */
+    };
+    const int *block_partial_count, *block_partial;
     const unsigned char *bits;
 
     /* A first key, and positions of row 0 and key 0; NULL where their flag is missing. Then left, right and chunk are
@@ -180,5 +187,10 @@ typedef struct attn_cuda_backward_params {
 #define ATTN_CUDA_SUMMARIES(len_kv, keys) \
     (((len_kv) + (keys)-1) / (keys) +     \
      ((len_kv) + ATTN_CUDA_SUMMARY_GROUP * (keys)-1) / (ATTN_CUDA_SUMMARY_GROUP * (keys)))
+
+/* Of the summary of a plane of bits: rows that share words, and how many pairs of words there are. */
+#define ATTN_CUDA_BIT_ROWS 64
+#define ATTN_CUDA_BIT_TILES(len_q, len_kv, keys) \
+    (((len_q) + ATTN_CUDA_BIT_ROWS - 1LL) / ATTN_CUDA_BIT_ROWS * (((len_kv) + 32LL * (keys)-1) / (32LL * (keys))))
 
 #endif

@@ -14,6 +14,9 @@
  *   mask.interval_tiles is not NULL these. attn_sm90_params; grid
  *   (ATTN_CUDA_SUMMARIES(len_kv, summary_keys), interval_heads, batch), block 128.
  *
+ *   attn_sm90_bit_tiles: mask.bit_tiles, before the others. attn_sm90_params; grid (ATTN_CUDA_BIT_TILES(len_q, len_kv,
+ *   summary_keys), bits_heads, bits_batch), block 256. summary_keys: a multiple of 16, 128 at most.
+ *
  *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
  */
 #ifndef ATTN_CUDA_SM90_PARAMS_H

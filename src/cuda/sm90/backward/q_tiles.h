@@ -122,6 +122,13 @@ DEVICE bool next_by_judgement(const attn_sm90_params *p, kv_item *item, q_walk *
             is = classify_tile(&p->shape, &p->mask, seq, p->schedule.pack, tile * Q_ROWS,
                                min((tile + 1) * Q_ROWS, seq->len_q), item->key0 / config::kv_rows, config::kv_rows,
                                !lists);
+        if constexpr (config::tables)
+            if (tile < at->end && p->shape.flags & FLAG_BITS && inside && !lists && p->mask.bit_tiles) {
+                int of = item->key0 / config::kv_rows;
+                uint2 shown = bit_tiles_of(&p->shape, &p->mask, seq, at->head, tile, of, config::kv_rows);
+                is.seen = is.seen && shown.x >> of % 32 & 1;
+                is.full = is.inside && is.clear && shown.y >> of % 32 & 1;
+            }
         if (lists && tile < at->end) {
             at->judged::get()->lists = find_lists(p, item, at->head, tile * Q_ROWS);
             is.seen = is.seen && (at->judged::get()->lists & all_hidden) != all_hidden;

@@ -11,7 +11,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
-enum { CAUSAL, RANGES, GENERAL, BLOCKS };
+enum { CAUSAL, RANGES, BLOCKS, BITS, GENERAL };
 enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
@@ -25,8 +25,10 @@ struct config {
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
 
-    /* The producer walks the KV tiles that a mask shows; tables: with bits, and lists of blocks of any size. */
+    /* The producer walks the KV tiles that a mask shows; tables: with lists of blocks of any size. */
     static constexpr bool walks = ATTN_MASK != CAUSAL, tables = ATTN_MASK == GENERAL;
+    static constexpr bool bits = tables || ATTN_MASK == BITS,
+                          intervals = walks && ATTN_MASK != BITS && ATTN_MASK != BLOCKS;
 
     /* Block lists alone, beside what hides runs of keys: a KV tile is pieces of ATTN_SM90_PIECE keys, each a listed
      * block or a part of one, which need not lie together. */
@@ -34,7 +36,7 @@ struct config {
     static constexpr int pieces = gathers ? keys / ATTN_SM90_PIECE : 1;
 
     /* Block lists are told to consumers by KV tile, where registers suffice for that. */
-    static constexpr bool tells_blocks = walks && !(score_mod && dim > 128);
+    static constexpr bool tells_blocks = walks && ATTN_MASK != BITS && !(score_mod && dim > 128);
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
@@ -81,7 +83,7 @@ struct config {
     using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     /* Of a KV tile's intervals, in each stage. */
-    static constexpr int interval_bytes = walks && !gathers ? ATTN_SM90_INTERVALS(keys) : 0;
+    static constexpr int interval_bytes = intervals ? ATTN_SM90_INTERVALS(keys) : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 

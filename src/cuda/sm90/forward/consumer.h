@@ -13,10 +13,10 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-/* Of a walk: the warpgroup's of tile_blocks and, of tables, what load_row_bits has loaded of a tile masked by bits, two
+/* Of a walk: the warpgroup's of tile_blocks and, with bits, what load_row_bits has loaded of a tile masked by them, two
  * words; BLOCKS: the first keys of the pieces after the first. */
 enum { ROW_BLOCKS = 0, ROW_BITS = 1, ROW_PIECES = 1 };
-using row_words = members<u32, config::tables ? 3 : config::walks + config::pieces - 1>;
+using row_words = members<u32, config::bits ? 3 : config::walks + config::pieces - 1>;
 
 struct consumer : row_words {
     int warpgroup, items; /* items: whose last S is computed */

@@ -26,7 +26,7 @@ struct interleaved_loads : kv_source {
             u32 full = BARRIER(s, kv[K].full[stage]), to = s->kv + stage * config::stage_bytes;
             if constexpr (config::walks) {
                 if (keys.row >= 0) s->store->kv_infos[stage] = *info;
-                if (keys.row >= 0 && info->masked & BY_INTERVALS && threadIdx.x % 32 == 0)
+                if (keys.row >= 0 && config::intervals && info->masked & BY_INTERVALS && threadIdx.x % 32 == 0)
                     load_intervals(p, s, w, info->key0, stage, full);
             }
             int bytes = (keys.row >= 0 ? config::k_tile::bytes : 0) + (values.row >= 0 ? config::v_tile::bytes : 0);

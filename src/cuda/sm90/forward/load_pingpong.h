@@ -37,7 +37,7 @@ struct pingpong_loads : kv_source {
         wait_empty(BARRIER(s, kv[K].empty[k.index]), k.phase);
         if (threadIdx.x % 32) return;
         s->store->kv_infos[k.index] = *info;
-        if (info->masked & BY_INTERVALS) load_intervals(p, s, w, info->key0, k.index, full);
+        if (config::intervals && info->masked & BY_INTERVALS) load_intervals(p, s, w, info->key0, k.index, full);
     }
 
     /* K of a KV tile, its bias, then V of the tile before; keys of row -1: no tile. */

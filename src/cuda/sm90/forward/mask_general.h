@@ -1,8 +1,9 @@
-/* RANGES and GENERAL variants: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask those
- * of which some pair is hidden. Ranges: one bit for each of a thread's columns says what a row sees there. Intervals
- * come with the keys, where they cut a tile. Of block lists the producer says what each warpgroup sees, where its rows
- * have one list. GENERAL: tiles that bits and block lists alone cut are told apart from others; the bits are loaded
- * before the products that they are needed after. */
+/* RANGES, BITS and GENERAL variants: the producer walks the KV tiles that a Q tile sees, 32 at a time; consumers mask
+ * those of which some pair is hidden. Which of them bits leave empty or full a pass has found before. Ranges: one bit
+ * for each of a thread's columns says what a row sees there. Intervals come with the keys, where they cut a tile. Of
+ * block lists the producer says what each warpgroup sees, where its rows have one list. GENERAL: tiles that bits and
+ * block lists alone cut are told apart from others; the bits are loaded before the products that they are needed after.
+ */
 #ifndef ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 #define ATTN_CUDA_SM90_FORWARD_MASK_GENERAL_H
 
@@ -117,6 +118,23 @@ DEVICE tile_blocks find_blocks(const attn_sm90_params *p, const work_item *w, co
 /* All keys of a tile, in eights. */
 constexpr u32 ALL_KEYS = (1u << config::keys / 8) - 1;
 
+/* ---- bits -------------------------------------------------------------------------------------- */
+
+/* What is known of a tile by ranges, with what its bits show. */
+DEVICE void classify_by_bits(const attn_sm90_params *p, const work_item *w, const tile_walk *walk, int tile,
+                             tile_class *is)
+{
+    int heads = p->mask.bits_heads == 1 ? 1 : p->schedule.pack;
+    uint2 shown = make_uint2(0, ~0u);
+    for (int head = w->head; head < w->head + heads; head++)
+        for (int line = walk->row0 / ATTN_CUDA_BIT_ROWS; line <= (walk->row1 - 1) / ATTN_CUDA_BIT_ROWS; line++) {
+            uint2 of_line = bit_tiles_of(&p->shape, &p->mask, w, head, line, tile, config::keys);
+            shown.x |= of_line.x, shown.y &= of_line.y;
+        }
+    is->seen = is->seen && shown.x >> tile % 32 & 1;
+    is->full = is->inside && is->clear && shown.y >> tile % 32 & 1;
+}
+
 /* ---- the next tile ------------------------------------------------------------------------------ */
 
 /* Looks at 32 KV tiles from the next on of which ranges show a key; false: there is none. */
@@ -127,7 +145,7 @@ DEVICE bool look_ahead(const attn_sm90_params *p, const work_item *w, tile_walk 
     int start = walk->end; /* where ranges show a key again */
     for (int i = 0; i < 2; i++)
         if (max(first.lo[i], walk->ahead * keys) < last.hi[i]) start = min(start, max(walk->ahead, first.lo[i] / keys));
-    if (p->shape.flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
+    if (config::intervals && p->shape.flags & FLAG_INTERVALS) start = skip_groups(p, w, walk, start);
     walk->ahead = start;
     if (start >= walk->end) return false;
     tile_class is = { false, false, false, false };
@@ -135,6 +153,9 @@ DEVICE bool look_ahead(const attn_sm90_params *p, const work_item *w, tile_walk 
     bool told = lists_are_warpgroups(p, w);
     if (tile < walk->end)
         is = classify_tile(&p->shape, &p->mask, w, p->schedule.pack, walk->row0, walk->row1, tile, keys, !told);
+    if constexpr (config::bits && !config::paged)
+        if (tile < walk->end && (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) == FLAG_BITS && p->mask.bit_tiles)
+            classify_by_bits(p, w, walk, tile, &is);
     if constexpr (config::tells_blocks) {
         if (told) {
             tile_blocks *blocks = walk->blocks.get();
@@ -168,11 +189,14 @@ DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *
     if (cut_by_blocks) info->masked |= BY_BLOCKS;
     if (!(walk->inside >> bit & 1)) info->masked |= BY_RANGES;
     if (!(walk->clear >> bit & 1)) info->masked |= BY_INTERVALS;
-    if (config::tables && p->shape.flags & FLAG_BITS && !full && (told || !(p->shape.flags & FLAG_BLOCKS)))
+    if (config::bits && p->shape.flags & FLAG_BITS && !full && (told || !(p->shape.flags & FLAG_BLOCKS)))
         info->masked |= BY_BITS;
     walk->seen &= walk->seen - 1;
     u32 cut = walk->seen & ~(config::tables ? walk->inside & walk->clear : walk->full);
-    info->inside_ahead = cut ? __popc(walk->seen & ((cut & -cut) - 1)) : max(0, __popc(walk->seen) - 1);
+    u32 first_cut = cut & -cut;
+    info->inside_ahead = cut ? __popc(walk->seen & (first_cut - 1)) : max(0, __popc(walk->seen) - 1);
+    if (config::bits && !config::tables && walk->inside & first_cut && walk->seen > 2 * first_cut - 1)
+        info->inside_ahead += CUT_FOLLOWS;
     return true;
 }
 
@@ -247,13 +271,22 @@ DEVICE void hide_by_ranges(const attn_sm90_params *p, const work_tile_info *info
 
 /* ---- tiles masked by bits and block lists ------------------------------------------------------ */
 
+/* 32 keys of a row of bits from byte `at` on, or 16 and 16, as KV tiles begin with one or the other. */
+DEVICE u32 load_keys(const attn_sm90_params *p, const unsigned char *row, int at, int pitch)
+{
+    constexpr int bytes = config::keys % 32 == 0 ? 4 : 2;
+    bool whole = ((u64)p->mask.bits | (u32)pitch) % bytes == 0;
+    u32 bits = load_bits<bytes>(row, at, pitch, whole);
+    if constexpr (bytes == 2) bits |= load_bits<2>(row, at + 2, pitch, whole) << 16;
+    return bits;
+}
+
 /* Of the KV tile at key0 the bits of the thread's two rows, but a quarter of them: lane 4g + i of a warp loads those of
  * keys [32i, 32i + 32). All that is loaded is a word per row, and it is shared out when it has arrived. */
 DEVICE void load_row_bits(const attn_sm90_params *p, const work_tile_info *info, int warpgroup, int key0, u32 bits[2])
 {
     const work_item *w = &info->w;
     int pitch = bits_pitch(&p->shape), first = (int)threadIdx.x % 4 * 32, last_row = w->len_q - 1 - w->row0;
-    bool whole = config::keys % 32 == 0 && ((u64)p->mask.bits | (u32)pitch) % 4 == 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int index = warpgroup * 64 + fragment_row(2 * r);
@@ -263,7 +296,7 @@ DEVICE void load_row_bits(const attn_sm90_params *p, const work_tile_info *info,
             row = bits_of_row(&p->shape, &p->mask, w, at.head, at.row);
         }
         bits[r] = ~0u;
-        if (first < config::keys) bits[r] = load_bits<4>(row, (key0 + first) / 8, pitch, whole);
+        if (first < config::keys) bits[r] = load_keys(p, row, (key0 + first) / 8, pitch);
     }
 }
 
@@ -338,7 +371,7 @@ struct general_mask {
     {
         if (threadIdx.x % 32 == 0)
             *info->row_ranges::get() = ranges_of_sequence(&p->mask, w->batch, w->len_q, w->len_kv);
-        if constexpr (config::tables)
+        if constexpr (config::bits)
             if (p->shape.flags & FLAG_BITS && threadIdx.x % 32 == 0)
                 *info->first_bits::get() = bits_of_row(&p->shape, &p->mask, w, w->head, w->row0);
     }
@@ -366,7 +399,7 @@ struct general_mask {
         const kv_tile_info *info = &s->store->kv_infos[stage];
         c->masked = info->masked + stage * OF_STAGE;
         if constexpr (config::tells_blocks) c->row_words::get()[ROW_BLOCKS] = info->blocks.get()->of[c->warpgroup];
-        if constexpr (config::tables) {
+        if constexpr (config::bits) {
             if (c->masked & BY_BITS) load_row_bits(p, of, c->warpgroup, info->key0, c->row_words::get() + ROW_BITS);
         }
     }
@@ -385,7 +418,7 @@ struct general_mask {
     {
         u32 blocks = config::tells_blocks ? c->row_words::get()[ROW_BLOCKS] : 0;
         if (config::tells_blocks && c->masked & BY_BLOCKS) hide_by_blocks(blocks, score);
-        if (config::tables && c->masked & BY_BITS) hide_by_bits(c->row_words::get() + ROW_BITS, blocks >> 16, score);
+        if (config::bits && c->masked & BY_BITS) hide_by_bits(c->row_words::get() + ROW_BITS, blocks >> 16, score);
     }
 
     /* Scores of hidden pairs become -inf. False: rows may see nothing of the tile. */
@@ -393,7 +426,7 @@ struct general_mask {
     {
         const work_tile_info *info = info_of(s, c);
         if (unlikely(c->masked & BY_RANGES)) hide_by_ranges(p, info, score, c->warpgroup, c->key0);
-        if (unlikely(c->masked & BY_INTERVALS))
+        if (config::intervals && unlikely(c->masked & BY_INTERVALS))
             hide_by_intervals(p, &info->w, interval_address(s, c->masked / OF_STAGE), score, c->warpgroup);
         hide_inside(c, score);
         return false;

@@ -81,7 +81,7 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     wait_full(s, K, c->kv);
     if constexpr (config::bias) begin_bias(p, s, c, c->kv);
     if constexpr (config::walks) walked_mask::load_info(p, s, c, c->info, c->kv.index);
-    bool reads = config::interval_bytes && c->masked & BY_INTERVALS;
+    bool reads = config::intervals && c->masked & BY_INTERVALS;
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, c->kv.index);
     wgmma_wait(0);
@@ -111,9 +111,9 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, fr
 /* ---- the main loop ---------------------------------------------------------------------------- */
 
 /* One turn: from the P of a KV tile to the P of the next. All barriers are waited for before the first product: one
- * between two batches would serialise them. turns: the other warpgroup does the same. */
+ * between two batches would serialise them. turns: the other warpgroup does the same; cut: not masked but by bits. */
 DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool masked,
-                    bool turns = true)
+                    bool turns = true, bool cut = false)
 {
     pipeline_state next = c->kv;
     advance(&next, config::stages);
@@ -125,8 +125,8 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
         wait_and_clear_v(p, s, c);
     else
         wait_full(s, V, c->kv);
-    if (config::walks && masked) walked_mask::load_info(p, s, c, c->info, next.index);
-    bool reads = config::interval_bytes && masked && c->masked & BY_INTERVALS;
+    if (config::walks && (masked || cut)) walked_mask::load_info(p, s, c, c->info, next.index);
+    bool reads = config::intervals && masked && c->masked & BY_INTERVALS;
     if (turns) wait_turn(c);
     wgmma_fence();
     issue_qk(s, c, f->s, f->q, next.index);
@@ -138,6 +138,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
     if (!reads) release_stage(s, K, next.index);
     if (!config::walks) c->key0 -= config::keys;
     float alpha[2];
+    if (config::bits && cut) general_mask::hide_inside(c, f->s);
     bool renewed = masked ? mask_and_update_max(p, s, c, f->s, alpha, false) : update_max(p, s, c, f->s, alpha);
     if (reads) release_stage(s, K, next.index);
     softmax_in_place(p, c, f->s, masked);
@@ -167,8 +168,15 @@ template <class registers> DEVICE void attend(const attn_sm90_params *p, const s
     prologue(p, s, c, &f);
     if constexpr (config::one_byte) attend_others(p, s, c, &f);
     while (!config::one_byte && c->left > 0) {
-        for (int n = mask::unmasked_iterations(p, s, c); n > 0; n--)
+        int unmasked = mask::unmasked_iterations(p, s, c);
+        for (int n = config::bits ? unmasked % CUT_FOLLOWS : unmasked; n > 0; n--)
             iterate(p, s, c, &f, false);
+        if constexpr (config::bits) {
+            if (unmasked >= CUT_FOLLOWS) {
+                iterate(p, s, c, &f, false, true, true);
+                continue;
+            }
+        }
         if (c->left > 0) iterate(p, s, c, &f, true);
     }
     epilogue(p, s, c, &f);

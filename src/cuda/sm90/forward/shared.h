@@ -37,7 +37,7 @@ struct work_tile {
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
 using kv_ranges = members<kv_range, config::walks ? 0 : config::consumers>;
-using first_bits = members<const unsigned char *, config::tables>; /* of that row, without PackGQA */
+using first_bits = members<const unsigned char *, config::bits>; /* of that row, without PackGQA */
 using scale_members = members<item_scales, config::one_byte>;
 
 using row_ranges = members<sequence_ranges, config::walks>;
@@ -54,12 +54,13 @@ struct tile_blocks : members<int, config::pieces - 1> {
 /* Of a walk: what consumers want to know of a KV tile. By ranges: by block lists, too, where rows of a warpgroup have
  * several. */
 enum { UNMASKED = 0, BY_RANGES = 1, BY_INTERVALS = 2, BY_BITS = 4, BY_BLOCKS = 8, OF_STAGE = 16 };
+enum { CUT_FOLLOWS = 64 };
 using told_blocks = members<tile_blocks, config::tells_blocks>; /* by block lists, else zeros */
 struct kv_tile_info {
     int key0;
     int masked, last; /* what hides pairs, if something does; no tile follows */
     int inside_ahead; /* tiles that follow of which bits and block lists alone hide pairs, up to one after which another
-                       * follows */
+                       * follows. BITS: of which nothing does; CUT_FOLLOWS more: the one after these bits alone cut */
     told_blocks blocks;
 };
 

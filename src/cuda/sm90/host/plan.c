@@ -29,13 +29,21 @@ static double interval_words(const attn_desc *d, const attn_cuda_kernel *k)
            (double)d->batch;
 }
 
+/* Pairs of words of the summary of bits. */
+static double bit_tiles(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    if (!attn_sm90_summarises_bits(d, k)) return 0;
+    return (double)ATTN_CUDA_BIT_TILES(d->len_q, d->len_kv, k->kv_tile) * (double)d->bits_heads * (double)d->bits_batch;
+}
+
 static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_choice *c = &plan->cuda.chosen;
     double summaries = (double)summary_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
     bool fits = attn_cuda_append(&plan->cuda, c->dynamic, sizeof(unsigned), &plan->counter) &&
                 attn_cuda_append(&plan->cuda, summaries, 32, &plan->summaries_at) &&
-                attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at);
+                attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at) &&
+                attn_cuda_append(&plan->cuda, bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(d, i);
         double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];
@@ -49,6 +57,16 @@ attn_status attn_sm90_lay_out(const attn_desc *d, bool fits, attn_sm90_plan *pla
 {
     if (fits && lay_out(d, plan)) return ATTN_OK;
     return attn_cuda_too_large(d);
+}
+
+/* ---- time ---------------------------------------------------------------------------------- */
+
+double attn_sm90_bits_seconds(const attn_desc *d, const attn_cuda_kernel *k, const attn_cuda_device *device)
+{
+    const double launch = 3e-6; /* beside another kernel */
+    double rows = (double)d->bits_batch * (double)d->bits_heads * (double)d->len_q;
+    if (!attn_sm90_summarises_bits(d, k)) return 0;
+    return launch + rows * (double)attn_ceil_div(d->len_kv, 8) / attn_cuda_bandwidth(device, "l2");
 }
 
 /* ---- parameters ---------------------------------------------------------------------------- */
@@ -77,6 +95,8 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
     status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
     if (!status && summary_count(problem->desc, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
+    if (!status && attn_sm90_summarises_bits(problem->desc, k))
+        status = attn_cuda_load(context, NULL, "attn_sm90_bit_tiles", 0, &plan->find_bit_tiles);
     if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
     return status;
 }
@@ -96,6 +116,9 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;
     int copied = 0, tensors = attn_sm90_tensors(d);
+    if (own->find_bit_tiles)
+        attn_say(words, "bits       a pass finds KV tiles that they leave empty or full, %.4g MiB\n",
+                 8 * bit_tiles(d, own->cuda.chosen.kernel) / (1 << 20));
     for (int i = 0; i < tensors; i++)
         copied += own->copied[i];
     if (copied) {

@@ -9,6 +9,15 @@ void attn_sm90_take(const attn_cuda_params *common, attn_sm90_params *p)
     p->tensors = common->tensors, p->seeds = common->seeds;
 }
 
+static attn_status find_bit_tiles(const attn_cuda_call *c, const attn_sm90_plan *plan, attn_sm90_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    p->mask.bit_tiles = attn_cuda_at(c, plan->bit_tiles_at);
+    return attn_cuda_launch(c, "attn_sm90_bit_tiles", plan->find_bit_tiles,
+                            ATTN_CUDA_BIT_TILES(d->len_q, d->len_kv, c->cuda->chosen.kernel->kv_tile), d->bits_heads,
+                            d->bits_batch, 256, p);
+}
+
 attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsigned *counter)
 {
     const attn_desc *d = &c->plan->desc;
@@ -20,6 +29,7 @@ attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsi
     for (int i = 0; i < 3 && !status; i++)
         status = attn_sm90_repack(c, i);
     if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);
+    if (!status && plan->find_bit_tiles) status = find_bit_tiles(c, plan, p);
     if (status || !plan->summarise) return status;
     p->mask.summaries = attn_cuda_at(c, plan->summaries_at);
     if (d->direction == ATTN_FORWARD) p->mask.interval_tiles = attn_cuda_at(c, plan->interval_tiles_at);

@@ -25,8 +25,9 @@ typedef struct attn_sm90_plan {
     attn_cuda_params common;            /* complete but for addresses and seeds */
     attn_cuda_fallback_kernel fallback; /* at addresses that TMA does not take */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
-    uint64_t counter, summaries_at, interval_tiles_at, copies[ATTN_SM90_TENSORS];
-    CUfunction variant, summarise, repack; /* NULL: not needed; variant: the kernel is a fallback kernel */
+    uint64_t counter, summaries_at, interval_tiles_at, bit_tiles_at, copies[ATTN_SM90_TENSORS];
+    CUfunction variant, summarise, find_bit_tiles,
+        repack; /* NULL: not needed; variant: the kernel is a fallback kernel */
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
@@ -86,6 +87,17 @@ void attn_sm90_start(const attn_desc *desc, attn_sm90_plan *plan);
 /* The workspace of what both directions have, after a direction's own. */
 attn_status attn_sm90_lay_out(const attn_desc *desc, bool fits, attn_sm90_plan *plan);
 
+/* Whether a kernel before the variant finds which tiles bits leave empty and full: not for a Q tile by itself, which
+ * would wait longer for that than it takes to read its bits. */
+static inline bool attn_sm90_summarises_bits(const attn_desc *desc, const attn_cuda_kernel *kernel)
+{
+    return desc->flags & ATTN_BITS && !(desc->flags & ATTN_BLOCKS) && kernel->tma && !kernel->paged &&
+           desc->len_q > kernel->q_tile;
+}
+
+/* What that takes: a launch, and reading the bits once. */
+double attn_sm90_bits_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);
+
 /* The schedule, and the maps of q, k and v. */
 attn_status attn_sm90_fill(const attn_desc *desc, const attn_sm90_plan *plan, const attn_sm90_schedule *schedule,
                            attn_sm90_params *params);
@@ -102,8 +114,8 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
 /* The common parameters, bound, among those of a variant. */
 void attn_sm90_take(const attn_cuda_params *common, attn_sm90_params *params);
 
-/* Before a variant: maps at this run's addresses; q, k and v copied; the counter, if any, cleared; the summary of
- * intervals. */
+/* Before a variant: maps at this run's addresses; q, k and v copied; the counter, if any, cleared; the summaries
+ * of intervals and of bits. */
 attn_status attn_sm90_prepare(const attn_cuda_call *call, attn_sm90_params *params, unsigned *counter);
 
 #endif

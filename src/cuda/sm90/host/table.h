@@ -18,6 +18,7 @@ enum {
     ATTN_SM90_CAUSAL = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
     ATTN_SM90_RANGES = ATTN_SM90_CAUSAL | (ATTN_CUDA_MASKS & ~ATTN_BITS) | ATTN_FIRST_KV | ATTN_POSITIONS,
     ATTN_SM90_BLOCKS = ATTN_SM90_RANGES & ~ATTN_INTERVALS,
+    ATTN_SM90_BITS = (ATTN_SM90_RANGES & ~(ATTN_INTERVALS | ATTN_BLOCKS)) | ATTN_BITS,
     ATTN_SM90_GENERAL = ATTN_SM90_RANGES | ATTN_CUDA_MASKS,
     ATTN_SM90_CONTIGUOUS = 0,
     ATTN_SM90_PAGED = ATTN_PAGED,
@@ -47,6 +48,7 @@ enum {
     ATTN_SM90_NEEDS_CAUSAL = 0,
     ATTN_SM90_NEEDS_RANGES = 0,
     ATTN_SM90_NEEDS_BLOCKS = ATTN_BLOCKS,
+    ATTN_SM90_NEEDS_BITS = ATTN_BITS,
     ATTN_SM90_NEEDS_GENERAL = 0,
     ATTN_SM90_NEEDS_PLAIN = 0,
     ATTN_SM90_NEEDS_SCORE_MOD = 0,
@@ -97,7 +99,8 @@ enum {
         .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
         .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,           \
-        .needs = ATTN_SM90_NEEDS_##mask_ | ATTN_SM90_NEEDS_##score_, .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),               \
+        .needs = ATTN_SM90_NEEDS_##score_ | ATTN_SM90_NEEDS_##mask_,                                                \
+        .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
         .shared =                                                                                                   \
             ATTN_SM90_NEEDS_##score_ & ATTN_BIAS                                                                    \
                 ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_)                          \
