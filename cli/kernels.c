@@ -276,7 +276,7 @@ static const char *scores_text(const attn_cuda_kernel *kernel, char text[64])
     for (int f = 0; f < count; f++) {
         if (kernel->needs & features[f].flag) attn_say(&words, "%s%s", text[0] ? " and " : "", features[f].name);
     }
-    attn_say(&words, "%s", kernel->features & ATTN_BIAS ? "all" : text[0] ? " always, sink" : "sink");
+    attn_say(&words, "%s", text[0] ? " always, sink" : kernel->features & ATTN_BIAS ? "all" : "sink");
     return text;
 }
 

@@ -164,6 +164,7 @@ def kernels_of_gpus(place):
     for name, words in (("d64_128x128", "causal, window; sink"), ("d64_128x128_softcap", "causal, window; softcap always, sink"),
                         ("d64_128x128_alibi", "causal, window; causal and ALiBi always, sink"),
                         ("d64_128x128_dropout", "causal, window; dropout always, sink"),
+                        ("d64_128x128_bias", "causal, window; bias always, sink"),
                         ("d64_128x64_score_mod_paged", "all; all; paged keys alone")):
         check(said["sm90_bf16_" + name].endswith("  " + words), said["sm90_bf16_" + name])
     for kernel in json.loads(place.run("kernels", "--device", "cuda", "--json").out):
