@@ -66,7 +66,7 @@ def shares(rows: List[Dict[str, str]], path: str) -> None:
     if not lines:
         raise measure.Failure("no rows of blocks of several shares to draw")
     figure = Figure(480, 400)
-    figure.text(16, 22, f"Blocks of 128 x 128: time over dense attention's. {rows[0]['device']}", "t")
+    figure.text(16, 22, f"Blocks of 128 x 128, time. {rows[0]['device']}", "t")
     figure.legend(16, 44, [(i, "", True, f"{length:,} rows") for i, length in enumerate(lines)])
     high = max(1.2, *(y for line in lines.values() for _, y in line))
     panel = Panel(figure, 70, 90, 380, 250, Axis(0, 100, [(i, f"{i} %") for i in range(0, 101, 25)], "kept"),
