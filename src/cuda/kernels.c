@@ -66,7 +66,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (lacks & ATTN_DELTA) return "it does not take ATTN_DELTA";
     if (lacks & ATTN_ADD) return "it does not take ATTN_ADD";
     if (lacks) return "it lacks a feature that flags ask for";
-    if (k->needs & ~d->flags) return "it is for another change of scores, for causal masks, bits or block lists";
+    if (k->needs & ~d->flags)
+        return "it is for another change of scores, for causal masks, for bits or for block lists";
     if (k->needs & ATTN_SOFTCAP && d->softcap > SOFTCAP_MOST) return "softcap is above the 128 it takes";
     if (k->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d))
         return "it takes a bias of the rows' dtype, of each key, at multiples of 16 bytes";

@@ -39,15 +39,16 @@ void bits_and_lists(const attn_cuda_kernel *k)
     static const int64_t rows[] = { 192, 256, 200, 64 }, blocks[] = { 64, 128, 40, 256 };
     int number = 0, scale = test_scale();
     bool backward = attn_cuda_direction(k) == ATTN_BACKWARD, gathers = attn_cuda_gathers(k);
-    int the_long = gathers ? 10 : 2; /* more tiles than are looked at at once */
+    int the_long = gathers ? 10 : k->features & ATTN_BLOCKS ? 2 : 0; /* more tiles than are looked at at once */
     if ((!(k->features & ATTN_BITS) && !gathers) || k->paged) return;
     for (int r = 0; r < 4; r++)
         for (int b = -1; b < 4; b++)
             for (int bits = b < 0; bits < 2; bits++, number++) {
                 if (number % (scale < 4 ? 1 : scale / 4)) continue;
-                if (gathers && (bits || blocks[b] % 64)) continue;
+                uint32_t flags = (b < 0 ? 0 : ATTN_BLOCKS) | (bits ? ATTN_BITS : 0);
+                if (flags & ~k->features || (gathers && blocks[b] % 64)) continue;
                 int64_t len_kv = 5 * k->kv_tile + (number % 3 ? 0 : 37);
-                attn_desc desc = { .flags = (b < 0 ? 0 : ATTN_BLOCKS) | (bits ? ATTN_BITS : 0),
+                attn_desc desc = { .flags = flags,
                                    .batch = 1,
                                    .heads_q = 2,
                                    .heads_kv = 2,
