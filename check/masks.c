@@ -165,15 +165,16 @@ void check_fill_blocks(check_problem *problem, uint64_t *state)
 
 /* ---- bits ---------------------------------------------------------------------------------- */
 
-/* Half of the tiles of 64 rows and 256 keys become empty, or whole. */
+/* Half of the tiles of 64 rows and 256 keys become empty, or whole: of some of these a row is the opposite. */
 static void fill_tiles_of_bits(uint64_t *state, uint8_t *bits, int64_t rows, int64_t pitch)
 {
     const int64_t tile_rows = 64, bytes = 32;
     for (int64_t row = 0; row < rows; row += tile_rows)
         for (int64_t at = 0; at < pitch; at += bytes) {
             int64_t kind = check_below(state, 4), width = pitch - at < bytes ? pitch - at : bytes;
+            int64_t other = row + check_below(state, 2 * tile_rows);
             for (int64_t r = row; kind < 2 && r < rows && r < row + tile_rows; r++)
-                memset(bits + r * pitch + at, kind ? 0xff : 0, (size_t)width);
+                memset(bits + r * pitch + at, (kind == 1) != (r == other) ? 0xff : 0, (size_t)width);
         }
 }
 

@@ -194,6 +194,12 @@ const void *fake_take_map(const char *symbol, const attn_sm90_map *map, attn_dty
     return (const void *)(uintptr_t)m.address;
 }
 
+/* Keys of a box of K or V, without pages. */
+static uint32_t keys_of_box(const attn_cuda_kernel *k)
+{
+    return attn_cuda_gathers(k) ? ATTN_SM90_PIECE : (uint32_t)k->kv_tile;
+}
+
 void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
                     attn_args *a)
 {
@@ -203,8 +209,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->shape.len_kv, batch_kv = batch;
     uint32_t columns = d->dtype == ATTN_E4M3 ? (uint32_t)ATTN_SM90_WIDTH(k->dim, 1) : 64;
-    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 },
-             kv_box[] = { columns, 1, (uint32_t)k->kv_tile, 1 };
+    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { columns, 1, keys_of_box(k), 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
         bool whole = total % ATTN_CUDA_PAGE_BOX != 0 || total % kv_box[2] == 0; /* or threads read the pages */
@@ -403,7 +408,8 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
         if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) &&
             (dtype != ATTN_E4M3 || q.box[0] == ATTN_SM90_WIDTH(kernels[i].dim, 1)) &&
             kernels[i].q_tile / p->schedule.pack == q.box[2] &&
-            (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0 : kernels[i].kv_tile == keys.box[2]))
+            (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0
+                   : keys_of_box(&kernels[i]) == keys.box[2]))
             k = &kernels[i];
     fake_expect(k, symbol, "maps of no kernel");
     if (paged) /* which p begins */
