@@ -67,6 +67,8 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_backward_f16_d192_dv128_64_masks", 4 },
         { "attn_sm90_backward_f16_d256_64_masks", 16 },
         { "attn_sm90_backward_f16_d256_64_score_mod", 224 },
+        { "attn_sm90_fallback_f16", 16 },
+        { "attn_sm90_fallback_f32", 12 },
         { "attn_pages_append_f32_16", 8 },
         { "attn_sm90_backward_fallback_kv_bf16", 28 },
         { "attn_sm90_backward_fallback_kv_f16", 28 },
