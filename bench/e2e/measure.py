@@ -23,7 +23,7 @@ COLUMNS = ("commit", "device", "torch", "part", "case", "subject", "backend", "d
 OURS = "libattn"
 TURN = 0.02  # seconds
 SLOW = ("eager", "standard")  # whose ratios are so great that the least number of rounds shows them
-LEAST = 6  # rounds, of which an interval of 95 % can be had
+LEAST = 6  # rounds: with fewer there is no interval of 95 %
 
 
 class Failure(Exception):

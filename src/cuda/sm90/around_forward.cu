@@ -1,5 +1,5 @@
-/* The kernels before and after a variant of the forward: the summaries of intervals and of bits, copies of tensors that TMA does not
- * take, the combination of splits. */
+/* The kernels before and after a variant of the forward: the summaries of intervals and of bits, copies of tensors that
+ * TMA does not take, the combination of splits. */
 #include "common/combine.h"
 #include "common/gpu.h"
 #include "common/mask_pair.h"

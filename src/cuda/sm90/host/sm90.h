@@ -26,8 +26,8 @@ typedef struct attn_sm90_plan {
     attn_cuda_fallback_kernel fallback; /* at addresses that TMA does not take */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
     uint64_t counter, summaries_at, interval_tiles_at, bit_tiles_at, copies[ATTN_SM90_TENSORS];
-    CUfunction variant, summarise, find_bit_tiles,
-        repack; /* NULL: not needed; variant: the kernel is a fallback kernel */
+    /* NULL: not needed; variant: the kernel is a fallback kernel */
+    CUfunction variant, summarise, find_bit_tiles, repack;
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
