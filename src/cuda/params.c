@@ -54,6 +54,7 @@ static void fill_mask(const attn_desc *d, int kv_tile, attn_cuda_mask *m)
 static void fill_score(const attn_desc *d, attn_cuda_score *s)
 {
     s->softcap = d->softcap;
+    s->to_cap = d->softcap > 0 ? 2 * 1.44269504f / d->softcap : 0;
     s->alibi_batch = (int)d->alibi_batch;
     s->bias_dtype = d->bias_dtype;
     for (int i = 0; i < 4; i++)

@@ -161,8 +161,8 @@ def kernels_of_gpus(place):
     said = {line.split()[0]: line for line in lines}
     if len(lines) < 2:
         return skip("built without CUDA")
-    for name, words in (("d64_128x128", "causal, window; sink"), ("d64_128x128_softcap", "causal, window; softcap always, sink"),
-                        ("d64_128x128_alibi", "causal, window; causal and ALiBi always, sink"),
+    for name, words in (("d64_128x128", "causal, window; sink"), ("d64_256x64_softcap", "causal, window; softcap always, sink"),
+                        ("d64_256x64_alibi", "causal, window; causal and ALiBi always, sink"),
                         ("d64_128x128_dropout", "causal, window; dropout always, sink"),
                         ("d64_128x128_bias", "causal, window; bias always, sink"),
                         ("d64_128x64_score_mod_paged", "all; all; paged keys alone")):

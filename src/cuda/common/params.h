@@ -89,6 +89,7 @@ typedef struct attn_cuda_mask {
 
 typedef struct attn_cuda_score {
     float softcap; /* > 0 with ATTN_SOFTCAP */
+    float to_cap;  /* with ATTN_SOFTCAP: log2(e^2) / softcap */
     int alibi_batch;
     const float *alibi;
     const void *bias;

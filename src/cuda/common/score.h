@@ -15,13 +15,14 @@ DEVICE float tanh_of(float x)
     return fabsf(x) < 0.25f ? x * near : copysignf(far, x);
 }
 
-/* tanh of two numbers, x in units of log2(e^2x), by one reciprocal: (e^2x - 1) / (e^2x + 1). The difference is exact
- * where it cancels. NaN stays. */
-DEVICE void tanh_of_two(float *x, float *y)
+/* factor * tanh + offset of two numbers x by one reciprocal: tanh is 1 - 1 / a, where a = (e^2x + 1) / 2. unit * *x is
+ * log2(e^2x). tanh errs by some 2^-23, also near 0; NaN stays. */
+DEVICE void tanh_of_two(float *x, float *y, float unit, float factor = 1, float x_offset = 0, float y_offset = 0)
 {
-    float a = exp2_approx(min_nan(*x, 60)), b = exp2_approx(min_nan(*y, 60));
-    float a1 = a + 1, b1 = b + 1, inverse = reciprocal_approx(a1 * b1);
-    *x = (a - 1) * (inverse * b1), *y = (b - 1) * (inverse * a1);
+    float a = exp2_approx(min_nan(fmaf(*x, unit, -1), 59)) + 0.5f;
+    float b = exp2_approx(min_nan(fmaf(*y, unit, -1), 59)) + 0.5f;
+    float inverse = reciprocal_approx(-(a * b)) * factor;
+    *x = fmaf(inverse, b, factor + x_offset), *y = fmaf(inverse, a, factor + y_offset);
 }
 
 /* Bias of a row's key 0; strides of axes whose extent is 1 do not count. */

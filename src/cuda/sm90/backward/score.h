@@ -64,13 +64,10 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
                            u32 *derivative, int first)
 {
     if constexpr (config::changes == FLAG_SOFTCAP) {
-        float unit = 2 * LOG2_E * p->shape.scale / p->score.softcap;
-#pragma unroll
-        for (int i = 0; i < Q_ROWS / 2; i++)
-            score[i] *= unit;
+        float unit = p->shape.scale * p->score.to_cap;
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i += i % 4 == 1 ? 3 : 1)
-            tanh_of_two(&score[i], &score[i + 2]); /* of two keys: NaN of a row stays in it */
+            tanh_of_two(&score[i], &score[i + 2], unit); /* of two keys: NaN of a row stays in it */
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i += 2)
             derivative[i / 2] = pack_as(F16, fmaf(-score[i], score[i], 1), fmaf(-score[i + 1], score[i + 1], 1));

@@ -11,7 +11,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
-enum { CAUSAL, RANGES, BLOCKS, BITS, GENERAL };
+enum { CAUSAL, RUNS, RANGES, BLOCKS, BITS, GENERAL };
 enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
@@ -35,8 +35,12 @@ struct config {
     static constexpr bool gathers = ATTN_MASK == BLOCKS;
     static constexpr int pieces = gathers ? keys / ATTN_SM90_PIECE : 1;
 
+    /* The scheduler warp, which has the time, looks at an item's first KV tiles. Others have no room for that, in
+     * shared memory or in registers. */
+    static constexpr bool looks_early = walks && !gathers && !paged && (pingpong || rows == 192);
+
     /* Block lists are told to consumers by KV tile, where registers suffice for that. */
-    static constexpr bool tells_blocks = walks && ATTN_MASK != BITS && !(score_mod && dim > 128);
+    static constexpr bool tells_blocks = walks && ATTN_MASK != BITS && ATTN_MASK != RUNS && !(score_mod && dim > 128);
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
     static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
@@ -61,11 +65,11 @@ struct config {
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. A producer that walks a mask has more. */
     static constexpr int consumer_registers = rows == 256   ? 112
-                                              : rows == 192 ? 160
+                                              : rows == 192 ? (walks ? 152 : 160)
                                               : walks       ? 224
                                               : two_outputs ? 240
                                                             : 232;
-    static constexpr int producer_registers = rows == 256 ? 24 : rows == 192 ? 32 : walks ? 56 : two_outputs ? 24 : 40;
+    static constexpr int producer_registers = rows == 256 ? 24 : walks ? 56 : rows == 192 ? 32 : two_outputs ? 24 : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */

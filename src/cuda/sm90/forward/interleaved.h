@@ -131,7 +131,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
 {
     wait_full(s, K, c->kv);
     u32 k = k_address(s, c->kv.index);
-    if constexpr (config::tables)
+    if constexpr (config::bits)
         if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::load_mask(p, s, c, c->info, c->kv.index);
     multiply(p, s, c, score, next, o, config::dropout ? c->key0 : 0, k, k + config::k_tile::bytes);
     c->first = false;
@@ -143,7 +143,7 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
         if constexpr (config::bias) begin_bias(p, s, c, c->kv), add_bias<false>(p, &c->special, next);
         count_scored(s, c);
     }
-    if constexpr (config::tables)
+    if constexpr (config::bits)
         if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::hide_inside(c, next);
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);
     wgmma_wait(0); /* for PV */

@@ -30,6 +30,11 @@ struct piece_walk {
     int from, ahead, end, alone;
     u64 seen[SIGHTS], inside;
     int kept[SIGHTS];
+
+    INLINE int count() const
+    {
+        return __popcll(seen[FIRST_ALONE] | seen[SECOND_ALONE] | seen[BOTH]);
+    }
 };
 
 DEVICE piece_walk start_pieces(const attn_sm90_params *p, const work_item *w)

@@ -25,16 +25,20 @@
 /* A walk over an item's KV tiles: of tiles [from, from + 32), which it has looked at, those in `seen` are not yet
  * taken; tiles [ahead, end) follow. inside, clear: tiles that ranges, and intervals, leave whole. Alike in the warp,
  * but for what block lists show: lane i has tile from + i. */
-struct tile_walk {
-    int row0, row1, from, ahead, end;
-    u32 seen, full, inside, clear;
+struct tile_walk : first_look {
+    int row0, row1, end;
     told_blocks blocks;
+
+    INLINE int count() const
+    {
+        return __popc(seen);
+    }
 };
 
 DEVICE tile_walk start_walk(const attn_sm90_params *p, const work_item *w)
 {
     int2 split = split_of(p, w, (w->len_kv + config::keys - 1) / config::keys);
-    return { w->row0, w->row1, 0, split.x, split.y };
+    return { { 0, split.x }, w->row0, w->row1, split.y };
 }
 
 /* The first tile from `tile` on that the intervals of its group do not hide as a whole; looks at 32 groups, and returns
@@ -171,6 +175,12 @@ DEVICE bool look_ahead(const attn_sm90_params *p, const work_item *w, tile_walk 
     return true;
 }
 
+/* config::looks_early: but of block lists each lane would have to tell what they show of its tile. */
+DEVICE bool looks_early(const attn_sm90_params *p)
+{
+    return !(p->shape.flags & FLAG_BLOCKS);
+}
+
 /* The next visible KV tile; false: there is none. */
 DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *walk, kv_tile_info *info)
 {
@@ -192,10 +202,10 @@ DEVICE bool next_tile(const attn_sm90_params *p, const work_item *w, tile_walk *
     if (config::bits && p->shape.flags & FLAG_BITS && !full && (told || !(p->shape.flags & FLAG_BLOCKS)))
         info->masked |= BY_BITS;
     walk->seen &= walk->seen - 1;
-    u32 cut = walk->seen & ~(config::tables ? walk->inside & walk->clear : walk->full);
+    u32 cut = walk->seen & ~(config::bits && !config::pingpong ? walk->inside & walk->clear : walk->full);
     u32 first_cut = cut & -cut;
     info->inside_ahead = cut ? __popc(walk->seen & (first_cut - 1)) : max(0, __popc(walk->seen) - 1);
-    if (config::bits && !config::tables && walk->inside & first_cut && walk->seen > 2 * first_cut - 1)
+    if (config::bits && config::pingpong && walk->inside & first_cut && walk->seen > 2 * first_cut - 1)
         info->inside_ahead += CUT_FOLLOWS;
     return true;
 }
@@ -336,6 +346,16 @@ DEVICE void hide_by_bits(const u32 bits[2], u32 whole, float *s)
 
 /* ---- what the warps of a CTA ask of the mask -------------------------------------------------- */
 
+/* KV tiles, or pieces of them, that a walk has yet, or more. */
+template <class tile_walk> DEVICE int most_left(const tile_walk *walk)
+{
+    return walk->count() + max(0, walk->end - walk->ahead);
+}
+
+/* Of so few the next item is wanted: taking it and looking at its mask takes about as long as they do. Sooner, and it
+ * would wait here while another CTA is free. */
+enum { WANT_NEXT = 8 };
+
 /* The producer warp: loads an item's KV tiles, as a walk has them, and, among them, its Q. */
 template <class tile_walk>
 DEVICE void load_walk(const attn_sm90_params *p, const shared *s, work_item *w, producer *at, tile_walk walk)
@@ -344,18 +364,23 @@ DEVICE void load_walk(const attn_sm90_params *p, const shared *s, work_item *w, 
     w->tiles = next_tile(p, w, &walk, &info);
     if (threadIdx.x % 32 == 0) s->store->infos[(at->items - 1) % INFOS].w.tiles = w->tiles;
     if (!w->tiles) load_pending(p, s, at);
-    int first = w->tiles ? tiles_before_q(at) : 0;
+    int first = w->tiles && !takes_q(s, at) ? tiles_before_q(at) : 0;
     if (!first) load_q(p, s, at);
+    bool wanted = false; /* the next item; not before Q is loaded: infos of items are in use */
     for (bool more = w->tiles; more; info = next) {
         more = next_tile(p, w, &walk, &next);
         info.last = !more;
         load_tile(p, s, at, w, &info);
-        if (first > 0 && (--first == 0 || !more)) {
+        if (first > 0 && (--first == 0 || !more || takes_q(s, at))) {
             first = 0;
             load_q(p, s, at);
         }
+        if (!wanted && !first && most_left(&walk) <= WANT_NEXT) {
+            named_arrive(WORK_WANTED, 64);
+            wanted = true;
+        }
     }
-    named_arrive(WORK_WANTED, 64);
+    if (!wanted) named_arrive(WORK_WANTED, 64);
     if (config::pingpong) load_pending(p, s, at);
     __syncwarp();
 }
@@ -374,11 +399,20 @@ struct general_mask {
         if constexpr (config::bits)
             if (p->shape.flags & FLAG_BITS && threadIdx.x % 32 == 0)
                 *info->first_bits::get() = bits_of_row(&p->shape, &p->mask, w, w->head, w->row0);
+        if constexpr (config::looks_early) {
+            tile_walk walk = start_walk(p, w);
+            if (looks_early(p) && w->tiles > NO_KEYS) look_ahead(p, w, &walk);
+            if (threadIdx.x % 32 == 0) *info->first_looks::get() = walk;
+        }
     }
 
     DEVICE void load_item(const attn_sm90_params *p, const shared *s, work_item *w, producer *at)
     {
-        load_walk(p, s, w, at, start_walk(p, w));
+        tile_walk walk = start_walk(p, w);
+        if constexpr (config::looks_early) {
+            if (looks_early(p)) *(first_look *)&walk = *s->store->infos[(at->items - 1) % INFOS].first_looks::get();
+        }
+        load_walk(p, s, w, at, walk);
     }
 
     /* A consumer warpgroup waits for the next item's Q; whether its rows may see a key there. */

@@ -56,6 +56,12 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
     advance(&at->q, config::q_stages);
 }
 
+/* Whether the next Q has a stage by now. Where one warp's lane sees that, it stays so. */
+DEVICE bool takes_q(const shared *s, const producer *at)
+{
+    return __any_sync(~0u, barrier_test(BARRIER(s, q.empty[at->q.index]), at->q.phase));
+}
+
 /* How many KV tiles of an item are loaded before its Q. A single stage of Q is taken until the last S of the item
  * before is computed. Until then this many stages of KV are empty; the first of them brings that item's last V, or has
  * brought it. */

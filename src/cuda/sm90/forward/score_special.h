@@ -44,11 +44,11 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
 DEVICE void change_special(const attn_sm90_params *p, const score_special *at, float *s, int key0)
 {
     if constexpr (config::softcap) {
-        float unit = 2 * LOG2_E * (config::one_byte ? at->unit : p->shape.scale) / p->score.softcap;
+        float unit = (config::one_byte ? at->unit : p->shape.scale) * p->score.to_cap;
 #pragma unroll
         for (int i = 0; i < config::keys / 2; i += 2) {
-            float x = s[i] * unit, y = s[i + 1] * unit;
-            tanh_of_two(&x, &y);
+            float x = s[i], y = s[i + 1];
+            tanh_of_two(&x, &y, unit);
             s[i] = x, s[i + 1] = y;
         }
     }

@@ -42,7 +42,14 @@ using scale_members = members<item_scales, config::one_byte>;
 
 using row_ranges = members<sequence_ranges, config::walks>;
 
-struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, scale_members, row_ranges {
+/* Of a walk over KV tiles (mask_general.h: tile_walk) what its first look at 32 of them finds. */
+struct first_look {
+    int from, ahead;
+    u32 seen, full, inside, clear;
+};
+using first_looks = members<first_look, config::looks_early>;
+
+struct work_tile_info : work_tile, output_address, kv_ranges, first_bits, scale_members, row_ranges, first_looks {
 };
 
 /* What block lists show of a KV tile to each warpgroup's rows. Bit g: keys [8g, 8g + 8); bit 16 + g: as a
