@@ -147,7 +147,7 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
                 _beside(table, name, q)
     o, lse = forward_of(q)(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
-        *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else [blocks.rows, blocks.keys],
+        *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else (blocks.rows, blocks.keys),
         causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads)
     return (o, lse) if return_lse else o
 
@@ -215,7 +215,7 @@ def attention_varlen(
     cu_lens_q, cu_lens_kv: (batch + 1) int32 on q's device; max_len_q, max_len_kv: the longest sequence's, or more. The
     rest is as attention's.
     """
-    return _operator(q, k, v, cu_lens_q, cu_lens_kv, [max_len_q, max_len_kv], causal, window, chunk, prefix, lens_q,
+    return _operator(q, k, v, cu_lens_q, cu_lens_kv, (max_len_q, max_len_kv), causal, window, chunk, prefix, lens_q,
                      lens_kv, mask, bits, intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed,
                      return_lse, out_f32, deterministic, threads)
 
@@ -430,7 +430,7 @@ def scaled_dot_product_attention(
     if is_causal and not at_end and rows < keys:
         k, v, keys = k.narrow(2, 0, rows), v.narrow(2, 0, rows), rows  # the keys after the last row's are seen by none
     elif is_causal and not at_end and rows > keys:
-        is_causal, window = False, [-1, rows - keys]
+        is_causal, window = False, (-1, rows - keys)
     if attn_mask is not None:
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, or a floating type")
