@@ -26,10 +26,11 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
     heads: the dimension of heads in q, k and v, 1 or 2; the other one is rows.
     tables: by their names in TABLES.
     """
-    rows, shape, of_k, of_v = 3 - heads, q.shape, k.shape, v.shape
-    if not len(shape) == len(of_k) == len(of_v) == 4 or shape[rows] > _run.FEW_ROWS:
+    rows = 3 - heads
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not unwatched():
         return None
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not unwatched() or differentiable(
+    shape, of_k, of_v = q.shape, k.shape, v.shape
+    if not len(shape) == len(of_k) == len(of_v) == 4 or shape[rows] > _run.FEW_ROWS or differentiable(
             (q, k, v, *tables.values())):
         return None
     keys = of_k[rows]
