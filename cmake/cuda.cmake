@@ -163,7 +163,7 @@ macro(attn_cuda_arch arch target)
   set(folder ${cuda_root}/${arch})
   attn_cuda_rows(${arch} ${folder})
   file(GLOB_RECURSE texts CONFIGURE_DEPENDS ${folder}/*.h ${folder}/*.cu)
-  list(FILTER texts EXCLUDE REGEX "/host/")
+  list(FILTER texts EXCLUDE REGEX "/${arch}/host/") # their folder, not one that the whole tree lies in
   list(APPEND cuda_texts ${texts})
   if(ATTN_NVCC)
     set(made_by_nvcc AHEAD)

@@ -117,9 +117,13 @@ class Prepared(NamedTuple):
     shapes: Dict[str, Tuple[int, ...]]
     grows: bool = False  # it is for more keys: a run says how many it has, and where they lie
 
+    def dtype_of(self, output: str) -> str:
+        return self.dtype if output in _OF_DTYPE else self.floats
+
 
 LIMIT = 1024  # plans kept
 _plans: Dict[tuple, Any] = {}
+calls: Dict[tuple, Any] = {}  # what calls of torch's operators need, as _torch_again keeps it
 _local = threading.local()
 _KEEP = 64 << 20  # bytes of workspace that a thread keeps between calls
 _EMPTY = (ctypes.c_char * 64)()  # where tensors without elements are said to lie
@@ -129,6 +133,7 @@ _NOWHERE = ctypes.addressof(_EMPTY)
 def clear_plans() -> None:
     """Forgets all cached plans."""
     _plans.clear()
+    calls.clear()
 
 
 def is_packed(tensor: Layout) -> bool:
@@ -568,19 +573,19 @@ def kept(key: tuple, context: Optional[int], make: Callable[[], Any]) -> Any:
     return found
 
 
-def kept_already(key: tuple) -> Any:
+def kept_already(key: tuple, among: Dict[tuple, Any] = _plans) -> Any:
     """What is kept for this key; None: nothing."""
-    return _plans.get(key)
+    return among.get(key)
 
 
-def keep(key: tuple, plan: Any) -> None:
+def keep(key: tuple, plan: Any, among: Dict[tuple, Any] = _plans) -> None:
     """Keeps it for this key, as one of the last LIMIT."""
-    while len(_plans) >= LIMIT:
+    while len(among) >= LIMIT:
         try:
-            _plans.pop(next(iter(_plans)), None)
+            among.pop(next(iter(among)), None)
         except (StopIteration, RuntimeError):  # another thread was there first
             break
-    _plans[key] = plan
+    among[key] = plan
 
 
 def workspace(like: Any, device: Optional[int], size: int) -> Tuple[Any, Optional[int]]:
@@ -612,11 +617,12 @@ def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, 
     return run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream)
 
 
-def run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream):
-    """Likewise, of options that are known to be of the right types, as those of torch's operators are."""
+def run_typed(direction, given, static, tables, varlen, blocks, out, want, seed, seed_offset, stream, ran=None):
+    """Likewise, of options that are known to be of the right types, as those of torch's operators are. ran: is told of
+    a plan that serves all calls whose tensors and options look like these, and whether it writes outputs partly."""
     handle = None if stream is None else _tensor.stream_handle(stream)
     tensors = {name: see(tensor, name, handle) for name, tensor in given.items()}
-    rest = static, tables, varlen, blocks, out, want, seed, seed_offset
+    rest = static, tables, varlen, blocks, out, want, seed, seed_offset, ran
     if device_of(tensors["q"]) is None:
         return _run(direction, tensors, None, None, None, *rest)
     return placed(tensors["q"], given["q"], handle, [*given.values(), *tables.values(), *out.values()],
@@ -645,7 +651,8 @@ def placed(seen: Any, tensor: Any, handle: Optional[int], used: List[Any], body:
         return results
 
 
-def _run(direction, tensors, device, context, handle, static, tables, varlen, blocks, out, want, seed, seed_offset):
+def _run(direction, tensors, device, context, handle, static, tables, varlen, blocks, out, want, seed, seed_offset,
+         ran):
     arrays = {}
     for name, value in tables.items():
         if name == "bias":
@@ -674,13 +681,15 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         if name in outputs:
             results[name], seen = out[name], outputs[name]
         else:
-            dtype = plan.dtype if name in _OF_DTYPE else plan.floats
-            results[name], seen = empty(like, plan.shapes[name], dtype, "out" if name == "o" else name, partly)
+            results[name], seen = empty(like, plan.shapes[name], plan.dtype_of(name), "out" if name == "o" else name,
+                                        partly)
         setattr(args, name, address_of(seen, "out" if name == "o" else name))
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)
     _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle), varlen is not None)
     del owner, held
+    if ran is not None and not plan.grows and all(arrays[name] is table for name, table in tables.items()):
+        ran(plan, partly)
     return results
 
 

@@ -304,6 +304,11 @@ def cupy_of(tensor: Any) -> Any:
 _OUTSIDE = {"lse": float("-inf")}
 
 
+def fill_of(name: str, partly: bool) -> Optional[float]:
+    """What a new output is filled with; None: with nothing. partly: only rows of sequences will be written."""
+    return _OUTSIDE.get(name, 0.0) if partly else None
+
+
 def _made(library: Any, shape: Tuple[int, ...], fill: Optional[float], **of: Any) -> Any:
     if fill is None:
         return library.empty(shape, **of)
@@ -311,9 +316,9 @@ def _made(library: Any, shape: Tuple[int, ...], fill: Optional[float], **of: Any
 
 
 def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str, partly: bool) -> Any:
-    """A new tensor of the library that `like` came from, on its device: (it, what see() says). partly: filled, for only
-    rows of sequences will be written."""
-    fill = _OUTSIDE.get(name, 0.0) if partly else None
+    """A new tensor of the library that `like` came from, on its device: (it, what see() says). partly: as in fill_of.
+    """
+    fill = fill_of(name, partly)
     if type(like) is np.ndarray:
         made = _made(np, shape, fill, dtype=like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
         return made, made
@@ -337,7 +342,7 @@ def gpu_workspace(like: Any, size: int) -> Tuple[Any, int]:
     torch: Any = sys.modules.get("torch")
     cupy: Any = sys.modules.get("cupy")
     if type(like) is not View:
-        owner = torch.empty(size, dtype=torch.uint8, device=like.device)
+        owner = like.new_empty_strided((size,), (1,), dtype=torch.uint8)
         return owner, owner.data_ptr()
     if cupy is not None:
         memory = cupy.cuda.alloc(size)
@@ -370,7 +375,7 @@ def stream_handle(stream: Any) -> int:
 def current_stream(tensor: Any) -> int:
     """The stream that torch or CuPy puts its own work into now; of the library that the tensor came from."""
     if is_torch(tensor):
-        return sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+        return sys.modules["torch"]._C._cuda_getCurrentRawStream(tensor.get_device())
     cupy = cupy_of(tensor)
     if cupy is not None:
         return cupy.cuda.get_current_stream().ptr

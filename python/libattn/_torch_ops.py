@@ -2,6 +2,7 @@
 shapes and autograd. The functions of libattn.torch call run_forward."""
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Optional, Tuple
 
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from . import _c, _run
+from ._torch_again import again, keep, unwatched
 
 # Each array is an argument of its own, None where it is not there: torch.jit.trace knows no lists of optional tensors.
 _OPTIONS = (
@@ -47,40 +49,56 @@ ARRAYS = OPTIONS[:_TENSORS - 1]
 
 
 def filled(arguments: Tuple[Any, ...], before: int) -> Tuple[Any, ...]:
-    """With the defaults of options at the end, which the dispatcher leaves away. before: arguments before options."""
-    return arguments + _DEFAULTS[len(arguments) - before:]
+    """With the defaults of options at the end, which the dispatcher leaves away, and tuples for its lists, which are no
+    part of a key. before: arguments before options."""
+    given = tuple(tuple(argument) if type(argument) is list else argument for argument in arguments)
+    return given + _DEFAULTS[len(arguments) - before:]
 
 
 # ---- kernels -------------------------------------------------------------------------------------
 
 
-def _call(direction, given, want, options):
+_GIVEN = {_c.FORWARD: ("q", "k", "v"), _c.BACKWARD: ("q", "k", "v", "o", "lse", "grad_o", "grad_lse")}
+_NAMES = {direction: (*given, *OPTIONS[:_TENSORS]) for direction, given in _GIVEN.items()}
+_GRADIENTS = ("grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink")
+
+
+def _call(direction, given, options, want):
+    """The wanted results, in their order."""
     options = filled(options, 0)
+    static = options[_TENSORS:]
+    call = direction, _NAMES[direction], (*given, *options[:_TENSORS]), static, want
+    results = again(*call)
+    if results is not None:
+        return results
+    tensors = {name: tensor for name, tensor in zip(_GIVEN[direction], given) if tensor is not None}
     arrays = {name: array for name, array in zip(ARRAYS, options) if array is not None}
-    (seed, max_lens, blocks, causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic,
-     threads) = options[len(ARRAYS):]
-    static = (causal, None if window is None else tuple(window), chunk, scale, softcap, dropout_p, out_f32,
-              deterministic, threads_of(threads, given["q"]), "auto", None, None)
-    return _run.run_typed(direction, given, static, arrays, None if max_lens is None else tuple(max_lens),
-                          None if blocks is None else tuple(blocks), {}, want,
-                          *((0, 0) if seed is None else (seed[0], seed[1])), None)
+    seed, (max_lens, blocks, *rest, threads) = options[_TENSORS - 1], static
+    results = _run.run_typed(
+        direction, tensors, (*rest, threads_of(threads, given[0]), "auto", None, None), arrays, max_lens, blocks, {},
+        want, *((0, 0) if seed is None else (seed[0], seed[1])), None, functools.partial(keep, *call))
+    return [results[name] for name in want]
 
 
 def _forward(q, k, v, *options):
-    results = _call(_c.FORWARD, {"q": q, "k": k, "v": v}, ("o", "lse"), options)
-    return results["o"], results["lse"]
+    return tuple(_call(_c.FORWARD, (q, k, v), options, ("o", "lse")))
 
 
 def _backward(grad_o, grad_lse, q, k, v, o, lse, want_bias, want_alibi, want_sink, *options):
-    given = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": rows_of(grad_o)}
-    if grad_lse is not None:
-        given["grad_lse"] = grad_lse.contiguous()
-    wanted = (True, True, True, want_bias, want_alibi, want_sink)
-    names = ("grad_q", "grad_k", "grad_v", "grad_bias", "grad_alibi", "grad_sink")
-    results = _call(_c.BACKWARD, given, tuple(name for name, is_wanted in zip(names, wanted) if is_wanted), options)
-    if len(results) < len(names):
-        results.update((name, lse.new_empty(0)) for name in names if name not in results)
-    return tuple(results[name] for name in names)
+    wanted = want_bias, want_alibi, want_sink
+    given = q, k, v, o, lse, *_as_read(grad_o, grad_lse)
+    grads = iter(_call(_c.BACKWARD, given, options, _gradients_of(*wanted)))
+    return (*(next(grads) for _ in range(3)), *(next(grads) if is_wanted else lse.new_empty(0) for is_wanted in wanted))
+
+
+def _gradients_of(*wanted):
+    """Names of the gradients, with those of bias, alibi and sink that are wanted."""
+    return _GRADIENTS[:3] + tuple(name for name, is_wanted in zip(_GRADIENTS[3:], wanted) if is_wanted)
+
+
+def _as_read(grad_o, grad_lse):
+    """Both as the kernels read them."""
+    return rows_of(grad_o), None if grad_lse is None else grad_lse.contiguous()
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -126,36 +144,40 @@ SECOND = "libattn's backward has no gradient of its own: second derivatives (cre
 
 class _Attention(torch.autograd.Function):
     """The forward operator's gradient is the backward operator. register_autograd's own Function takes several times as
-    long for every call, and knows no transforms of torch.func."""
+    long for every call, and knows no transforms of torch.func. Arguments in two tuples take less time than each by
+    itself.
+
+    tables: those options that are tensors and have no gradient. static: those that are none."""
 
     @staticmethod
-    def forward(ctx, *arguments):
-        o, lse = inside(forward_op, arguments)
+    def forward(ctx, q, k, v, bias, alibi, sink, tables, static):
+        o, lse = _attend(q, k, v, (bias, alibi, sink, *tables), static)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(o, lse, *arguments[:3 + _TENSORS])
-        ctx.static = arguments[3 + _TENSORS:]
+        ctx.save_for_backward(o, lse, q, k, v, bias, alibi, sink, *tables)
+        ctx.static = static
         return o, lse
 
     @staticmethod
     def backward(ctx, grad_o, grad_lse):
-        nothing = (None,) * (_TENSORS - 3 + len(ctx.static))
         if grad_o is None and grad_lse is None:
-            return (None,) * 6 + nothing
+            return (None,) * 8
         o, lse, q, k, v, *tensors = ctx.saved_tensors
         if grad_o is None:
             grad_o = torch.zeros_like(o)
         wanted = ctx.needs_input_grad[3:6]
-        grads = _run_backward(grad_o, grad_lse, q, k, v, o, lse, *wanted, *tensors, *ctx.static)
-        return (*(grad.to(q.dtype) for grad in grads[:3]),
-                *(grad.to(tensor.dtype) if is_wanted else None
-                  for grad, tensor, is_wanted in zip(grads[3:], tensors, wanted)), *nothing)
+        grads = _grads(grad_o, grad_lse, q, k, v, o, lse, wanted, tensors, ctx.static)
+        if o.dtype is not q.dtype:  # out_f32
+            grads = [*(grad.to(q.dtype) for grad in grads[:3]), *grads[3:]]
+        others = iter(grads[3:])
+        return (*grads[:3], *(next(others).to(tensor.dtype) if is_wanted else None
+                              for tensor, is_wanted in zip(tensors, wanted)), None, None)
 
     @staticmethod
     def jvp(ctx, *tangents):
         raise _c.UnsupportedError(FORWARD_MODE)
 
 
-class _Backward(_Attention):
+class _Backward(torch.autograd.Function):
     """Has no gradient of its own: who asks for one is refused, rather than given 0."""
 
     @staticmethod
@@ -165,6 +187,28 @@ class _Backward(_Attention):
     @staticmethod
     def backward(ctx, *grads):
         raise _c.UnsupportedError(SECOND)
+
+    jvp = _Attention.jvp
+
+
+def _attend(q, k, v, tensors, static):
+    """(o, lse), below autograd."""
+    if unwatched():
+        results = again(_c.FORWARD, _NAMES[_c.FORWARD], (q, k, v, *tensors), static, ("o", "lse"))
+        if results is not None:
+            return results
+    return inside(forward_op, (q, k, v, *tensors, *static))
+
+
+def _grads(grad_o, grad_lse, q, k, v, o, lse, wanted, tensors, static):
+    """Gradients of q, k and v, and those wanted of bias, alibi and sink."""
+    if unwatched() and not torch.is_grad_enabled():
+        results = again(_c.BACKWARD, _NAMES[_c.BACKWARD], (q, k, v, o, lse, *_as_read(grad_o, grad_lse), *tensors),
+                        static, _gradients_of(*wanted))
+        if results is not None:
+            return results
+    grads = _run_backward(grad_o, grad_lse, q, k, v, o, lse, *wanted, *tensors, *static)
+    return [*grads[:3], *(grad for grad, is_wanted in zip(grads[3:], wanted) if is_wanted)]
 
 
 def inside(operator: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
@@ -203,37 +247,45 @@ def applying(function: Any) -> Callable[..., Any]:
     return applied
 
 
+_apply_forward, _apply_backward = applying(_Attention), applying(_Backward)
+
+
+def _recorded(arguments):
+    """The forward operator of all of its arguments, recorded."""
+    return _apply_forward(*arguments[:6], arguments[6:3 + _TENSORS], arguments[3 + _TENSORS:])
+
+
 def _autograd_of(apply: Any, operator: Callable[..., Any], may_record: int, before: int) -> Callable[..., Any]:
     """The operator's kernel for autograd: records if one of the first `may_record` arguments asks for it."""
     def kernel(*arguments):
         if differentiable(arguments[:may_record]):
-            return apply(*filled(arguments, before))
+            return apply(filled(arguments, before))
         with _below_autograd():
             return operator(*arguments)
 
     return kernel
 
 
-_apply_forward, _apply_backward = applying(_Attention), applying(_Backward)
-library.impl("forward", _autograd_of(_apply_forward, forward_op, 6, 3), "Autograd")
-library.impl("backward", _autograd_of(_apply_backward, backward_op, 7, 10), "Autograd")
+library.impl("forward", _autograd_of(_recorded, forward_op, 6, 3), "Autograd")
+library.impl("backward", _autograd_of(lambda arguments: _apply_backward(*arguments), backward_op, 7, 10), "Autograd")
 
 
-def _directly(operator, apply, arguments, may_record):
-    """The operator. In eager mode the dispatcher's turn through autograd, which passes all arguments again, is left out.
-    """
-    if torch.compiler.is_compiling() or _under_transforms() or torch._C._get_tracing_state() is not None:
-        return operator(*arguments)
-    if differentiable(arguments[:may_record]):
-        return apply(*arguments)
-    with _below_autograd():
-        return operator(*arguments)
+def _is_dispatched():
+    """Whether the dispatcher has more to do than to record: all but eager mode."""
+    return torch.compiler.is_compiling() or _under_transforms() or torch._C._get_tracing_state() is not None
 
 
 def run_forward(*arguments):
-    """The forward operator, of all of its arguments in order."""
-    return _directly(forward_op, _apply_forward, arguments, 6)
+    """The forward operator, of all of its arguments in order. In eager mode the dispatcher's turn through autograd,
+    which passes all arguments again, is left out."""
+    if _is_dispatched():
+        return forward_op(*arguments)
+    if differentiable(arguments[:6]):
+        return _recorded(arguments)
+    return _attend(*arguments[:3], arguments[3:3 + _TENSORS], arguments[3 + _TENSORS:])
 
 
 def _run_backward(*arguments):
-    return _directly(backward_op, _apply_backward, arguments, 7)
+    if _is_dispatched():
+        return backward_op(*arguments)
+    return _apply_backward(*arguments) if differentiable(arguments[:7]) else inside(backward_op, arguments)

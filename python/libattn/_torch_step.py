@@ -5,29 +5,18 @@ keeps (_run.planned_keys): one look into a dictionary, one tensor made, one call
 """
 from __future__ import annotations
 
-import ctypes
+from array import array
 from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor
 
-from . import _c, _run, _tensor
+from . import _c, _run
+from ._torch_again import call_of, launch, stream_of, unwatched
 from ._torch_ops import differentiable, threads_of
 
 #: Tables that a step takes, and their types.
 TABLES = {"lens_kv": torch.int32, "intervals": torch.int32, "bits": torch.uint8, "sink": torch.float32}
-
-_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_profiled = torch._C._autograd._profiler_enabled
-_transformed, _traced = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
-_Layout = ctypes.c_int64 * 9  # attn_kv_layout
-_RUNS = "step"
-
-
-def _unwatched() -> bool:
-    """Whether nothing would see the operator if the dispatcher called it: no mode, transform, trace or profiler."""
-    return not (torch.compiler.is_compiling() or _modes[0]() or _modes[1]() or _profiled() or _transformed()
-                or _traced() is not None)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any, scale: Any, softcap: Any,
@@ -38,7 +27,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
     tables: by their names in TABLES.
     """
     rows = 3 - heads
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not _unwatched():
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or not unwatched():
         return None
     shape, of_k, of_v = q.shape, k.shape, v.shape
     if not len(shape) == len(of_k) == len(of_v) == 4 or shape[rows] > _run.FEW_ROWS or differentiable(
@@ -53,33 +42,28 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
         return None
     if not at_q[3] == at_k[3] == at_v[3] == 1:
         return None
-    index = stream = context = None
+    index, stream = q.get_device(), None
+    if not index == k.get_device() == v.get_device():
+        return None
     if q.is_cpu:
         if not (k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
             return None
     elif q.is_cuda:
-        index = q.get_device()
-        if not index == k.get_device() == v.get_device() == torch.cuda.current_device() or (
-                torch.is_autocast_enabled("cuda")):
+        stream = stream_of(index)
+        if stream is None or torch.is_autocast_enabled("cuda"):
             return None
-        from . import _gpu
-
-        context = _gpu._context(index)
-        if not context:
-            return None
-        stream = _tensor.current_stream(q)
     else:
         return None
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     static = (causal, window, None, scale, softcap, 0.0, False, deterministic, threads_of(threads, q), "auto", None,
               None)
-    key = (_RUNS, static, heads, context, q.dtype, shape, at_q, _run.most_keys(keys), of_k[0], of_k[heads], of_k[3],
+    key = ("step", static, heads, index, q.dtype, shape, at_q, _run.most_keys(keys), of_k[0], of_k[heads], of_k[3],
            of_v[0], of_v[heads], of_v[3], at_k[heads] < at_k[rows], at_v[heads] < at_v[rows],
-           context is None or not any(n % 8 for n in at_k[:3] + at_v[:3]))
+           stream is None or not any(n % 8 for n in at_k[:3] + at_v[:3]))
     for name, table in tables.items():
         if type(table) is not Tensor or table.dtype is not TABLES[name] or not table.is_contiguous() or table.is_neg() or (
-                table.get_device() != (-1 if index is None else index)):
+                table.get_device() != index):
             return None
         extent = table.shape
         if name in _run._KEYS_AXIS:  # laid out by len_kv
@@ -87,26 +71,29 @@ def step(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: Any,
                 return None
             extent = extent[:2] + extent[5 - _run._KEYS_AXIS[name]:][:1]
         key += name, extent
-    plan = _run.kept_already(key)
-    if plan is None:
+    call = _run.kept_already(key, _run.calls)
+    if call is None:
         tensors = {name: x if heads == 2 else x.transpose(1, 2) for name, x in (("q", q), ("k", k), ("v", v))}
-        plan = _run.prepared(_c.FORWARD, tensors, static, tables, None, None, {}, context)
+        plan = _run.prepared(_c.FORWARD, tensors, static, tables, None, None, {}, _context(stream, index))
         if not plan.grows:
             return None
-        _run.kept(key, context, lambda: plan)
+        call = call_of(plan, ("o",), "lens_kv" in tables)
+        _run.keep(key, call, _run.calls)
     args = _c.Args()
-    args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if index is not None and (args.q | args.k | args.v) % 16:
+    args.q, args.k, args.v = at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if not all(at) or (stream is not None and (at[0] | at[1] | at[2]) % 16):
         return None
-    layout = _Layout(keys, at_k[0], at_k[rows], at_k[heads], 1, at_v[0], at_v[rows], at_v[heads], 1)
-    args.kv_layout = ctypes.addressof(layout)
+    layout = array("q", (keys, at_k[0], at_k[rows], at_k[heads], 1, at_v[0], at_v[rows], at_v[heads], 1))
+    args.kv_layout = layout.buffer_info()[0]  # attn_kv_layout
     for name, table in tables.items():
         setattr(args, name, table.data_ptr())
-    o = q.new_zeros(plan.shapes["o"]) if "lens_kv" in tables else q.new_empty(plan.shapes["o"])
-    args.o = o.data_ptr()
-    if not (args.q and args.k and args.v and args.o):
+    results = launch(call, q, args, stream)
+    return None if results is None else results[0]
+
+
+def _context(stream: Optional[int], index: int) -> Optional[int]:
+    if stream is None:
         return None
-    owner, place = _run.workspace(q, index, plan.workspace)
-    _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, stream))
-    del owner
-    return o
+    from . import _gpu
+
+    return _gpu._context(index)

@@ -147,7 +147,7 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
                 _beside(table, name, q)
     o, lse = forward_of(q)(
         q, k, v, None if bias is None else _beside(bias, "bias", q), _float(alibi, "alibi", q), _float(sink, "sink", q),
-        *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else [blocks.rows, blocks.keys],
+        *tables, _seed(dropout_p, seed, q.device), max_lens, None if blocks is None else (blocks.rows, blocks.keys),
         causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads)
     return (o, lse) if return_lse else o
 
@@ -215,7 +215,7 @@ def attention_varlen(
     cu_lens_q, cu_lens_kv: (batch + 1) int32 on q's device; max_len_q, max_len_kv: the longest sequence's, or more. The
     rest is as attention's.
     """
-    return _operator(q, k, v, cu_lens_q, cu_lens_kv, [max_len_q, max_len_kv], causal, window, chunk, prefix, lens_q,
+    return _operator(q, k, v, cu_lens_q, cu_lens_kv, (max_len_q, max_len_kv), causal, window, chunk, prefix, lens_q,
                      lens_kv, mask, bits, intervals, blocks, scale, softcap, alibi, bias, sink, dropout_p, seed,
                      return_lse, out_f32, deterministic, threads)
 
@@ -341,6 +341,13 @@ def _leave(reason: str, fallback: Optional[str], calls: int, *arguments: Any) ->
 _HEADS = "query has {} heads and key {}: enable_gqa=True shares them"
 
 
+def _lead(q: Tensor, k: Tensor, v: Tensor) -> Tuple[int, ...]:
+    """What the extents before the last three broadcast to. torch.broadcast_shapes takes as long as a short attention.
+    """
+    lead = q.shape[:-3]
+    return lead if lead == k.shape[:-3] == v.shape[:-3] else torch.broadcast_shapes(lead, k.shape[:-3], v.shape[:-3])
+
+
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Raises where they do not fit, in the caller's names and order of dimensions, which the operator does not know."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -356,7 +363,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     if enable_gqa and query.dim() > 2 and query.shape[-3] % key.shape[-3]:
         raise _c.InvalidError(f"{shapes}: heads of query must be a multiple of those of key")
     try:
-        torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        _lead(query, key, value)
     except RuntimeError:
         raise _c.InvalidError(f"{shapes}: what precedes their last three dimensions must broadcast") from None
 
@@ -418,9 +425,10 @@ def scaled_dot_product_attention(
         return _leave(reason, fallback, 1, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if not torch.compiler.is_compiling():  # whose graphs get the operator's words
         _check_shapes(q, k, v, enable_gqa)
-    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    lead = _lead(q, k, v)
     q, k, v = (x if x.shape[:-3] == lead else x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
-    q, k, v = (_torch_masks.four(x) if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
+    if q.dim() != 4:
+        q, k, v = (_torch_masks.four(x) if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
     if not enable_gqa and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
     rows, keys = q.shape[2], k.shape[2]
@@ -430,7 +438,7 @@ def scaled_dot_product_attention(
     if is_causal and not at_end and rows < keys:
         k, v, keys = k.narrow(2, 0, rows), v.narrow(2, 0, rows), rows  # the keys after the last row's are seen by none
     elif is_causal and not at_end and rows > keys:
-        is_causal, window = False, [-1, rows - keys]
+        is_causal, window = False, (-1, rows - keys)
     if attn_mask is not None:
         if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
             raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, or a floating type")
@@ -448,4 +456,5 @@ def scaled_dot_product_attention(
         rows_of(q.transpose(1, 2)), rows_of(k.transpose(1, 2)), rows_of(v.transpose(1, 2)), bias, None, None,
         *(None,) * 10, bits, _seed(dropout_p, None, q.device), None, None, is_causal, window, None, scale, None,
         dropout_p, False, torch.are_deterministic_algorithms_enabled(), 0)[0]
-    return o.transpose(1, 2).reshape(*lead, *query.shape[-3:-1], value.shape[-1])
+    o = o.transpose(1, 2)
+    return o if query.dim() == 4 else o.reshape(*lead, *query.shape[-3:-1], value.shape[-1])

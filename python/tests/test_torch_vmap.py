@@ -6,7 +6,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vjp, v
 
 import libattn  # noqa: E402
 import libattn.torch as la  # noqa: E402
-from libattn import _run, masks  # noqa: E402
+from libattn import _c, masks  # noqa: E402
 
 N, BATCH, ROWS, KEYS, HEADS, KV, DIM = 3, 2, 5, 7, 4, 2, 8
 
@@ -15,7 +15,7 @@ N, BATCH, ROWS, KEYS, HEADS, KV, DIM = 3, 2, 5, 7, 4, 2, 8
 def runs(monkeypatch):
     """How often the C library ran."""
     made = []
-    monkeypatch.setattr(_run, "run_typed", lambda *arguments, run=_run.run_typed: made.append(0) or run(*arguments))
+    monkeypatch.setattr(_c, "run", lambda *arguments, run=_c.run: made.append(0) or run(*arguments))
     return made
 
 
