@@ -1,5 +1,5 @@
-/* The kernels before and after a variant of the forward: bits of the last keys as bits of all, the summaries of intervals
- * and of bits, copies of tensors that TMA does not take, the combination of splits. */
+/* The kernels before and after a variant of the forward: bits of the last keys as bits of all, the summaries of
+ * intervals and of bits, copies of tensors that TMA does not take, the combination of splits. */
 #include "common/combine.h"
 #include "common/gpu.h"
 #include "common/mask_pair.h"
@@ -274,7 +274,8 @@ extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_
         } else {
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                x[i].low = load_within(copy, x[i].piece_of(0)), x[i].high = load_within(copy, x[i].piece_of(x[i].count - 1));
+                x[i].low = load_within(copy, x[i].piece_of(0)),
+                x[i].high = load_within(copy, x[i].piece_of(x[i].count - 1));
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++)
