@@ -321,7 +321,7 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     if (d->flags & ATTN_BITS) {
         d->bits_batch = check_chance(state, 50) ? d->batch : 1;
         d->bits_heads = check_chance(state, 50) ? d->heads_q : 1;
-        if (caches && pages && check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
+        if (check_chance(state, 50)) d->bits_keys = draw_length(state, d->len_kv + 1) - 1;
     }
     if (d->flags & ATTN_PAGED) draw_pages(state, d);
     if (d->flags & ATTN_SOFTCAP) d->softcap = PICK(state, softcaps);
@@ -454,9 +454,8 @@ static bool takes(const candidate *t, const attn_desc *d)
     if (t->paged || t->packed_rows) return false; /* it does not take all pages, or layouts: fit() */
     if (t->cuda && !(attn_cuda_takes_ranges(t->cuda, d) && attn_cuda_takes_lists(t->cuda, d))) return false;
     if (t->some && (d->len_q == 0 || (d->len_kv == 0 && !(d->flags & ATTN_VARLEN)))) return false;
-    uint32_t needs = d->device == ATTN_CUDA ? attn_cuda_needs(d) : d->flags;
     if (t->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d)) return false;
-    return !(needs & ~t->features) && !(t->needs & ~d->flags) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v &&
+    return !(d->flags & ~t->features) && !(t->needs & ~d->flags) && d->dim_qk <= t->dim && dim_v_of(d) <= t->dim_v &&
            d->len_q <= t->rows;
 }
 
@@ -490,7 +489,6 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
     if (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1)) d->kv_dtype = (attn_dtype)0;
     while (!(t->dtypes >> d->dtype & 1))
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
-    if (d->device == ATTN_CUDA && !(t->features & ATTN_CUDA_BITS_KEYS)) d->bits_keys = 0;
     d->flags &= t->features;
     check_problem_add(d, t->needs & ~d->flags);
     if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) d->flags &= ~(uint32_t)ATTN_CHUNK;

@@ -105,10 +105,9 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         if (attn_cuda_bytes_obstacle(cuda, desc)) return false;
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
-               cuda->dtype == desc->dtype && (attn_cuda_needs(desc) & ~cuda->features) == 0 &&
-               !(cuda->needs & ~desc->flags) && (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) &&
-               attn_cuda_takes_ranges(cuda, desc) && attn_cuda_takes_lists(cuda, desc) && desc->dim_qk <= cuda->dim &&
-               desc->dim_v <= cuda->dim_v;
+               cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 && !(cuda->needs & ~desc->flags) &&
+               (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) && attn_cuda_takes_ranges(cuda, desc) &&
+               attn_cuda_takes_lists(cuda, desc) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
@@ -226,7 +225,7 @@ static void leave_out_caches(attn_desc *d)
 {
     if (d->flags & ATTN_PAGED && d->flags & ATTN_VARLEN) d->total_kv = d->batch * d->len_kv + 1;
     d->flags &= ~(uint32_t)ATTN_CUDA_CACHES;
-    d->pages = d->page_size = d->table_width = d->table_total = d->bits_keys = 0;
+    d->pages = d->page_size = d->table_width = d->table_total = 0;
 }
 
 /* How often a case is run: as it is; NARROW: each third case of f32 once more in bf16, for the kernels that take no f32
@@ -248,7 +247,7 @@ static void run_form(check_sweep *sweep, int number, attn_form form, variant as)
     if (as == BYTES && on_cuda && (desc.dtype != ATTN_E4M3 || attn_kv_dtype(&desc) != ATTN_E4M3)) return;
     options.rounds_p = on_cuda && desc.dtype == ATTN_E4M3;
     if (on_cuda) check_leave_out_parts(&desc);
-    if (on_cuda && attn_cuda_needs(&desc) & ATTN_CUDA_CACHES) {
+    if (on_cuda && desc.flags & ATTN_CUDA_CACHES) {
         if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
         leave_out_caches(&desc);
     }

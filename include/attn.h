@@ -468,7 +468,7 @@ typedef struct attn_args {
  *   - f32, and head dims above 256
  *   - q, k, v, o or grad_o at an address that is no multiple of 16 bytes (cudaMalloc's are), where attn_desc.alignment
  *     does not say so
- *   - bits_keys, and ATTN_CHUNK of ATTN_POSITIONS, with more than 16 packed rows (len_q * heads_q / heads_kv)
+ *   - ATTN_CHUNK of ATTN_POSITIONS, with more than 16 packed rows (len_q * heads_q / heads_kv)
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
  * Other tensors with such strides are copied first, which takes workspace and time. Pages are read fastest where
  * page_size is a multiple of 8. */

@@ -50,8 +50,7 @@ static void expect_why(const attn_desc *desc, const char *kernel, const char *wh
 
 /* Decode says up to what keys pass through L2. Boxes of pages do where one Q tile reads them, and they are no more than
  * L2 had better give up. */
-/* A flag that the header will have one day: no kernel takes it and ignores it. (Bit 30 is kernel.h's, for bits_keys.)
- */
+/* A flag that the header will have one day: no kernel takes it and ignores it. */
 static void new_flags_are_refused(void **state)
 {
     (void)state;
@@ -117,7 +116,7 @@ static void pages_find_their_kernels(void **state)
     desc.flags |= ATTN_BITS, desc.bits_batch = desc.bits_heads = 1;
     expect_why(&desc, "sm90_bf16_d64_128x64_score_mod_paged", "predicted the fastest");
     desc.bits_keys = 7;
-    expect_why(&desc, "sm90_fallback_bf16", "as to the variants of paged keys, it does not take bits_keys");
+    expect_why(&desc, "sm90_bf16_d64_128x64_score_mod_paged", "bits       of the last 7 keys are widened to all first");
     desc.flags &= ~(uint32_t)ATTN_BITS, desc.bits_batch = desc.bits_heads = desc.bits_keys = 0;
     desc.page_size = 20;
     expect_why(&desc, "sm90_bf16_d64_128x128_paged", "of 20 keys, no multiple of 8: threads copy key by key");
@@ -191,16 +190,29 @@ static void other_addresses_are_planned(void **state)
     end_context(context);
 }
 
-static void bits_of_the_last_keys_go_to_the_fallback_kernel(void **state)
+/* Variants take bits of the last keys widened, a plane for each sequence where lengths differ, and so do the fallback
+ * kernels of the backward; that of the forward, and decode, read them as they are. */
+static void bits_of_the_last_keys_are_widened(void **state)
 {
     (void)state;
+    static const char widened[] = "bits       of the last 9 keys are widened to all first, ";
     CUcontext context = fresh_context(0);
-    attn_plan *plan;
     attn_desc desc = small();
-    desc.flags = ATTN_BITS, desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
-    expect_why(&desc, "sm90_fallback_bf16", "the only one that takes bits_keys");
-    desc.kernel = "sm90_bf16_d64_128x128_masks";
-    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it does not take bits_keys");
+    desc.dim_qk = 64, desc.batch = 3, desc.len_q = 1024, desc.len_kv = 2048, desc.flags = ATTN_BITS | ATTN_CAUSAL;
+    desc.bits_batch = desc.bits_heads = 1, desc.bits_keys = 9;
+    expect_why(&desc, "sm90_bf16_d64_128x128_masks", "of the last 9 keys are widened to all first, 0.25 MiB");
+    expect_words(&desc, "a pass finds KV tiles", true);
+    desc.flags |= ATTN_LENS_KV;
+    expect_why(&desc, "sm90_bf16_d64_128x128_masks", "of the last 9 keys are widened to all first, 0.75 MiB");
+    assert_true(info_of(&desc).workspace_bytes >= 3 * 1024 * 256);
+    desc.direction = ATTN_BACKWARD;
+    expect_why(&desc, "sm90_backward_bf16_d64_128_masks", widened);
+    desc.dtype = ATTN_F32;
+    expect_why(&desc, "sm90_backward_fallback_f32", widened);
+    desc.direction = ATTN_FORWARD;
+    expect_words(&desc, widened, false);
+    desc.dtype = ATTN_BF16, desc.len_q = 1, desc.kernel = "sm90_decode_bf16_d64";
+    expect_words(&desc, widened, false);
     end_context(context);
 }
 
@@ -247,18 +259,6 @@ static void wrong_wishes_are_refused(void **state)
     end_context(context);
 }
 
-/* What only the CPU computes is refused by name, not ignored. */
-static void what_is_not_there_yet_is_refused(void **state)
-{
-    (void)state;
-    CUcontext context = fresh_context(0);
-    attn_plan *plan;
-    attn_desc desc = small();
-    desc.direction = ATTN_BACKWARD, desc.flags = ATTN_BITS, desc.bits_batch = desc.bits_heads = desc.bits_keys = 1;
-    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "bits_keys in a backward is not there yet on a GPU");
-    end_context(context);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,10 +269,9 @@ int main(void)
         cmocka_unit_test(first_keys_and_positions_take_kernels_of_ranges),
         cmocka_unit_test(small_blocks_are_gathered),
         cmocka_unit_test(other_addresses_are_planned),
-        cmocka_unit_test(bits_of_the_last_keys_go_to_the_fallback_kernel),
+        cmocka_unit_test(bits_of_the_last_keys_are_widened),
         cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(wrong_wishes_are_refused),
-        cmocka_unit_test(what_is_not_there_yet_is_refused),
     };
     cuda_begin();
     return cuda_end(cmocka_run_group_tests(tests, NULL, NULL));

@@ -22,15 +22,8 @@ enum {
     ATTN_CUDA_MASKS = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS,
     ATTN_CUDA_SCORES = ATTN_SOFTCAP | ATTN_ALIBI | ATTN_BIAS | ATTN_DROPOUT,
     ATTN_CUDA_LENGTHS = ATTN_VARLEN | ATTN_LENS_Q | ATTN_LENS_KV,
-    ATTN_CUDA_BITS_KEYS = 1 << 30, /* no flag: bits_keys is set */
-    ATTN_CUDA_CACHES = ATTN_PAGED | ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_CUDA_BITS_KEYS
+    ATTN_CUDA_CACHES = ATTN_PAGED | ATTN_FIRST_KV | ATTN_POSITIONS
 };
-
-/* What of a kernel's features a problem needs. */
-static inline uint32_t attn_cuda_needs(const attn_desc *desc)
-{
-    return desc->flags | (desc->bits_keys ? ATTN_CUDA_BITS_KEYS : 0);
-}
 
 enum {
     ATTN_CUDA_FALLBACK_ROWS = 8, /* query rows of a CTA of FALLBACK, rows or keys of FALLBACK_BACKWARD's */
@@ -61,7 +54,7 @@ typedef struct attn_cuda_kernel {
     bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
     bool paged;                             /* forward: of ATTN_PAGED alone */
     bool tma;                               /* a variant that reads its tensors by TMA */
-    uint32_t features;                      /* as attn_cuda_needs has them: what it computes */
+    uint32_t features;                      /* flags: what it computes */
     uint32_t needs;                         /* of these, what a problem must ask for */
     unsigned threads;                       /* of a block */
     unsigned shared;                        /* bytes of dynamic shared memory */

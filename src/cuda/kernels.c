@@ -58,8 +58,7 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (attn_cuda_direction(k) != d->direction) return "it computes the other direction";
     if (k->dtype != d->dtype) return "it does not take dtype";
     if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
-    uint32_t lacks = attn_cuda_needs(d) & ~k->features;
-    if (lacks & ATTN_CUDA_BITS_KEYS) return "it does not take bits_keys";
+    uint32_t lacks = d->flags & ~k->features;
     if (!attn_cuda_takes_ranges(k, d)) return "it does not take a chunk of positions";
     if (!attn_cuda_takes_lists(k, d)) return "it does not take blocks of this size";
     if (lacks & ATTN_DROPOUT_BASES) return "it does not take ATTN_DROPOUT_BASES";

@@ -16,18 +16,11 @@
 /* A kernel that can more does no less for each score: it is taken if it is faster by more than measuring errs. */
 static const double measured_apart = 0.97;
 
-/* The first of what caches of keys add that the problem has; NULL: it has none. */
-static const char *cache_word(const attn_desc *d)
-{
-    return d->flags & ATTN_PAGED ? "ATTN_PAGED" : d->bits_keys ? "bits_keys" : NULL;
-}
-
 /* Why a kernel was taken. paged: NULL, or why no variant of paged keys was; waits: NULL, or a faster one, which NVRTC
  * would compile. */
 static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *paged, const attn_cuda_kernel *waits,
                     char *why, size_t size)
 {
-    const char *cache = cache_word(d);
     if (d->kernel)
         snprintf(why, size, "asked for by name");
     else if (waits)
@@ -35,10 +28,10 @@ static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *p
     else if (attn_cuda_is_variant(k))
         snprintf(why, size, "predicted the fastest of those that compute this%s",
                  k->asked && !attn_cuda_image_of(k->unit) ? "; NVRTC compiled it" : "");
-    else if (!cache)
+    else if (!(d->flags & ATTN_PAGED))
         snprintf(why, size, "the only one that computes this");
     else
-        snprintf(why, size, "the only one that takes %s%s%s", cache,
+        snprintf(why, size, "the only one that takes ATTN_PAGED%s%s",
                  paged ? ", so: as to the variants of paged keys, " : "", paged ? paged : "");
 }
 
@@ -133,14 +126,6 @@ attn_status attn_cuda_too_large(const attn_desc *d)
     return attn_fail(ATTN_INVALID, "len_kv = %lld: the workspace would be too large to address", (long long)d->len_kv);
 }
 
-/* What the CPU computes and a GPU does not yet. */
-static attn_status check_there(const attn_desc *d)
-{
-    if (d->direction == ATTN_FORWARD || !d->bits_keys) return ATTN_OK;
-    return attn_fail(ATTN_UNSUPPORTED,
-                     "bits_keys in a backward is not there yet on a GPU: device = ATTN_CPU computes it");
-}
-
 static attn_status create(attn_plan *plan)
 {
     attn_cuda_context context;
@@ -148,8 +133,7 @@ static attn_status create(attn_plan *plan)
     attn_cuda_plan *cuda = NULL;
     attn_tiles tiles = plan->tiles ? *plan->tiles : (attn_tiles){ .splits = 0 };
     tiles.overrides = &plan->overrides;
-    attn_status status = check_there(&plan->desc);
-    if (!status) status = attn_cuda_context_with_kernels(&context);
+    attn_status status = attn_cuda_context_with_kernels(&context);
     if (status) return status;
     attn_desc typical = attn_typical(&plan->desc);
     attn_cuda_problem problem = { &plan->desc, context.device, attn_typical_pairs(&typical), &tiles };

@@ -226,6 +226,11 @@ static inline u32 __umulhi(u32 a, u32 b)
     return (u32)((u64)a * b >> 32);
 }
 
+static inline u32 __funnelshift_r(u32 low, u32 high, u32 shift)
+{
+    return (u32)(((u64)high << 32 | low) >> (shift & 31));
+}
+
 static inline float __fdividef(float a, float b)
 {
     return a / b;

@@ -511,21 +511,55 @@ void fake_check_bit_tiles(const char *symbol, const attn_cuda_kernel *k, const a
     fake_expect(!wanted || p->mask.bit_tiles[0] == (unsigned)k->kv_tile, symbol, "bits were not summarised");
 }
 
+/* Row by row. Keys that have no bit have a one. */
+static void widen_bits(const char *symbol, const CUlaunchConfig *config, const attn_sm90_widen_params *p)
+{
+    const attn_cuda_shape *s = &p->shape;
+    int64_t heads = config->gridDimY, pitch = ceil_div(s->len_kv, 8), known = ceil_div(p->bits_keys, 8);
+    fake_expect(config->gridDimX == ceil_div(s->len_q, 8) && config->blockDimX == 256, symbol, "grid");
+    fake_expect(p->bits && p->out && p->bits_keys > 0, symbol, "bits");
+    for (int64_t line = 0; line < config->gridDimZ * heads * s->len_q; line++) {
+        int64_t sequence = line / (heads * s->len_q), of_plane = line % (heads * s->len_q);
+        const unsigned char *bits =
+            p->bits + ((p->bits_batch == 1 ? 0 : sequence) * heads * s->len_q + of_plane) * known;
+        int64_t len_kv = s->len_kv;
+        if (s->cu_lens_kv) len_kv = s->cu_lens_kv[sequence + 1] - s->cu_lens_kv[sequence];
+        if (s->lens_kv && s->lens_kv[sequence] < len_kv) len_kv = s->lens_kv[sequence];
+        memset(p->out + line * pitch, 0xff, (size_t)pitch);
+        for (int64_t bit = 0; bit < p->bits_keys; bit++) {
+            int64_t key = len_kv - p->bits_keys + bit;
+            if (key >= 0 && !(bits[bit / 8] >> bit % 8 & 1))
+                p->out[line * pitch + key / 8] &= (unsigned char)~(1u << key % 8);
+        }
+    }
+}
+
+static void copy_tensor(const char *symbol, const attn_sm90_copy *c)
+{
+    unsigned char *out = c->out;
+    size_t pitch = 16 * (size_t)c->pieces;
+    fake_expect(c->pieces == (c->bytes + 15) / 16 && (uintptr_t)out % 16 == 0, symbol, "pieces");
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t r = 0; r < c->rows; r++)
+            for (int64_t h = 0; h < c->heads; h++, out += pitch) {
+                const unsigned char *in = c->in + b * c->stride[0] + r * c->stride[1] + h * c->stride[2];
+                fake_expect(in >= c->begin && in + c->bytes <= c->end, symbol, "ends of a tensor");
+                memset(out, 0, pitch);
+                memcpy(out, in, (size_t)c->bytes);
+            }
+}
+
 static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
 {
-    size_t size = (size_t)p->bytes;
-    const char *in = p->in;
-    char *out = p->out;
-    fake_expect(config->gridDimX == (unsigned)p->rows && config->blockDimX == 256, symbol, "grid");
-    fake_expect(p->pitch * p->bytes % 16 == 0 && p->pitch >= p->dim && (uintptr_t)out % 16 == 0, symbol, "pitch");
-    for (int64_t b = 0; b < config->gridDimY; b++)
-        for (int64_t r = 0; r < p->rows; r++)
-            for (int64_t h = 0; h < p->heads; h++) {
-                size_t to = (size_t)(((b * p->rows + r) * p->heads + h) * p->pitch) * size;
-                memset(out + to, 0, (size_t)p->pitch * size);
-                memcpy(out + to, in + (b * p->stride[0] + r * p->stride[1] + h * p->stride[2]) * p->bytes,
-                       (size_t)p->dim * size);
-            }
+    fake_expect(config->gridDimZ > 0 && config->gridDimZ <= 3 && config->blockDimX == 256, symbol, "grid");
+    for (unsigned i = 0; i < config->gridDimZ; i++) {
+        const attn_sm90_copy *c = &p->of[i];
+        fake_expect((int64_t)config->gridDimX * c->block_rows >= c->rows && config->gridDimY >= (unsigned)c->batch,
+                    symbol, "grid");
+        fake_expect(c->block_rows == 1 || c->block_rows * c->heads * c->pieces <= ATTN_SM90_COPY_PIECES, symbol,
+                    "rows of a block");
+        copy_tensor(symbol, c);
+    }
 }
 
 /* Parts that are merged, or added up. */
@@ -559,6 +593,7 @@ size_t fake_params_size(const char *symbol, const void *params)
     const attn_cuda_kernel *k = kernel_of(symbol);
     const attn_sm90_params *p = params;
     if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
+    if (strcmp(symbol, "attn_sm90_widen_bits") == 0) return sizeof(attn_sm90_widen_params);
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
@@ -588,6 +623,8 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
         summarise(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_bit_tiles") == 0)
         find_bit_tiles(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_widen_bits") == 0)
+        widen_bits(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_repack") == 0)
         repack(symbol, config, params);
     else if (strncmp(symbol, "attn_merge_", 11) == 0)

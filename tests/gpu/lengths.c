@@ -57,6 +57,27 @@ void bits_and_lists(const attn_cuda_kernel *k)
                 if (number % 4 == 1) desc.flags |= ATTN_CAUSAL;
                 if (b >= 0) desc.block_rows = desc.block_keys = blocks[b], desc.block_batch = desc.block_heads = 1;
                 if (bits) desc.bits_batch = 1, desc.bits_heads = 1 + number % 2;
+                if (bits && number % 2)
+                    desc.batch = 2, desc.bits_keys = 2 * k->kv_tile + 13, desc.flags |= ATTN_LENS_KV;
                 check_kernel(k, desc, options_of(number), false);
             }
+}
+
+void odd_addresses(const attn_cuda_kernel *k)
+{
+    static const int shifts[] = { 2, 4, 14, 10 };
+    if (!k->tma || k->paged || k->needs) return;
+    for (int i = 0; i < 4; i += test_scale() < 4 ? 1 : 3) {
+        attn_desc desc = { .batch = 2,
+                           .heads_q = 6,
+                           .heads_kv = 3,
+                           .len_q = 70 + i,
+                           .len_kv = 90,
+                           .dim_qk = k->dim - 5 * i,
+                           .dim_v = k->dim_v - i,
+                           .alignment = 2 };
+        check_options options = options_of(i);
+        options.shift = shifts[i];
+        check_kernel(k, desc, options, false);
+    }
 }

@@ -1,10 +1,11 @@
-/* The kernels before and after a variant of the forward: the summaries of intervals and of bits, copies of tensors that
- * TMA does not take, the combination of splits. */
+/* The kernels before and after a variant of the forward: bits of the last keys as bits of all, the summaries of
+ * intervals and of bits, copies of tensors that TMA does not take, the combination of splits. */
 #include "common/combine.h"
 #include "common/gpu.h"
 #include "common/mask_pair.h"
 #include "common/pages_params.h"
 #include "common/params.h"
+#include "common/sequence.h"
 #include "sm90/common/bits.h"
 #include "sm90/params.h"
 
@@ -152,28 +153,132 @@ extern "C" __global__ void __launch_bounds__(256) attn_sm90_bit_tiles(const __gr
     if (thread == 0) ((uint2 *)p->mask.bit_tiles)[plane * gridDim.x + blockIdx.x] = tiles;
 }
 
-template <class type> DEVICE void repack_row(const attn_sm90_repack_params *p)
+/* 32 bits from bit `first` on of a row of `pitch` bytes; what comes before and after these are ones. */
+DEVICE u32 widened_bits(const unsigned char *row, int pitch, int first)
 {
-    long long row = blockIdx.x, batch = blockIdx.y;
-    constexpr int each = 16 / sizeof(type), in_word = 4 / sizeof(type);
-    const type *in = (const type *)p->in + batch * p->stride[0] + row * p->stride[1];
-    u32 pieces = p->pitch / each;
-    uint4 *out = (uint4 *)p->out + (batch * p->rows + row) * p->heads * pieces;
-    for (u32 i = threadIdx.x; i < p->heads * pieces; i += 256) {
-        int head = (int)(i / pieces), column = (int)(i % pieces * each);
-        const type *from = in + head * p->stride[2] + column;
-        u32 word[4] = { 0, 0, 0, 0 };
+    u64 bits = 0;
 #pragma unroll
-        for (int j = 0; j < each; j++) /* after the last dim is nothing that a kernel reads */
-            word[j / in_word] |= column + j < p->dim ? (u32)from[j] << j % in_word * 8 * sizeof(type) : 0;
-        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    for (int i = 0; i < 5; i++) {
+        int at = (first >> 3) + i;
+        bits |= (u64)(at >= 0 && at < pitch ? row[at] : 0xff) << 8 * i;
+    }
+    return (u32)(bits >> (first & 7));
+}
+
+/* A warp writes a row. */
+extern "C" __global__ void __launch_bounds__(256) attn_sm90_widen_bits(const __grid_constant__ attn_sm90_widen_params p)
+{
+    const attn_cuda_shape *shape = &p.shape;
+    int row = blockIdx.x * 8 + threadIdx.x / 32, sequence = blockIdx.z;
+    if (row >= shape->len_q) return;
+    const int *cu_lens = shape->flags & FLAG_PAGED ? NULL : shape->cu_lens_kv;
+    int len_kv = sequence_of(cu_lens, shape->lens_kv, sequence, shape->len_kv).y, before = len_kv - p.bits_keys;
+    int pitch = bits_pitch(shape), known = bits_pitch(shape, p.bits_keys);
+    long long line = ((long long)sequence * gridDim.y + blockIdx.y) * shape->len_q + row;
+    long long from = ((long long)(p.bits_batch == 1 ? 0 : sequence) * gridDim.y + blockIdx.y) * shape->len_q + row;
+    const unsigned char *bits = p.bits + from * known;
+    unsigned char *out = p.out + line * pitch;
+    for (int at = threadIdx.x % 32 * 4; at < pitch; at += 128) {
+        u32 word = widened_bits(bits, known, at * 8 - before);
+        if (pitch % 4 == 0) *(u32 *)(out + at) = word;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (pitch % 4 && at + i < pitch) out[at + i] = (unsigned char)(word >> 8 * i);
     }
 }
 
+/* 16 bytes at a multiple of 16; those outside of the tensor are zeros, and not read. */
+DEVICE uint4 load_within(const attn_sm90_copy *copy, const unsigned char *at)
+{
+    if (at >= copy->begin && at + 16 <= copy->end) return *(const uint4 *)at;
+    u64 low = 0, high = 0;
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        u64 byte = at + i >= copy->begin && at + i < copy->end ? at[i] : 0;
+        low |= i < 8 ? byte << 8 * i : 0, high |= i < 8 ? 0 : byte << 8 * (i - 8);
+    }
+    return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
+}
+
+/* Of 32 bytes, 16 from byte `first` on, which is below 16. Where none of b is wanted, it may be anything. */
+DEVICE uint4 bytes_from(uint4 a, uint4 b, int first)
+{
+    bool two = first & 8, one = first & 4;
+    u32 x[6] = { two ? a.z : a.x, two ? a.w : a.y, two ? b.x : a.z, two ? b.y : a.w, two ? b.z : b.x, two ? b.w : b.y };
+#pragma unroll
+    for (int i = 0; i < 5; i++)
+        x[i] = one ? x[i + 1] : x[i];
+    int shift = first % 4 * 8;
+    return make_uint4(__funnelshift_r(x[0], x[1], shift), __funnelshift_r(x[1], x[2], shift),
+                      __funnelshift_r(x[2], x[3], shift), __funnelshift_r(x[3], x[4], shift));
+}
+
+/* The low bytes of a word; count: at most 0: none. */
+DEVICE u32 low_bytes(u32 word, int count)
+{
+    return count >= 4 ? word : count > 0 ? word & ((1u << 8 * count) - 1) : 0;
+}
+
+/* 16 bytes of a copy. */
+struct copied_piece {
+    const unsigned char *at; /* where they come from */
+    int count;               /* how many are before the end of their row */
+    uint4 low, high;         /* the aligned pieces of the tensor that hold the first and the last of these */
+
+    INLINE void find(const attn_sm90_copy *copy, int row0, int i)
+    {
+        int row = divided(i, copy->by_row), rest = i - row * copy->heads * copy->pieces;
+        int head = divided(rest, copy->by_head), column = (rest - head * copy->pieces) * 16;
+        at = copy->in + blockIdx.y * copy->stride[0] + (row0 + row) * copy->stride[1] + head * copy->stride[2] + column;
+        count = min(copy->bytes - column, 16);
+    }
+
+    INLINE const unsigned char *piece_of(int i) const
+    {
+        return at + i - (u64)(at + i) % 16;
+    }
+
+    INLINE bool is_within(const attn_sm90_copy *copy) const
+    {
+        return piece_of(0) >= copy->begin && piece_of(count - 1) + 16 <= copy->end;
+    }
+
+    INLINE uint4 bytes() const
+    {
+        uint4 x = bytes_from(low, high, (int)((u64)at % 16));
+        if (count == 16) return x;
+        return make_uint4(low_bytes(x.x, count), low_bytes(x.y, count - 4), low_bytes(x.z, count - 8),
+                          low_bytes(x.w, count - 12));
+    }
+};
+
+/* Each thread has several pieces on their way, of which those after the last are the last once more. */
 extern "C" __global__ void __launch_bounds__(256) attn_sm90_repack(const __grid_constant__ attn_sm90_repack_params p)
 {
-    if (p.bytes == 1)
-        repack_row<unsigned char>(&p);
-    else
-        repack_row<unsigned short>(&p);
+    enum { EACH = ATTN_SM90_COPY_PIECES / 256 };
+    const attn_sm90_copy *copy = &p.of[blockIdx.z];
+    int row0 = blockIdx.x * copy->block_rows, batch = blockIdx.y, of_row = copy->heads * copy->pieces;
+    if (batch >= copy->batch || row0 >= copy->rows) return;
+    int count = min(copy->block_rows, copy->rows - row0) * of_row;
+    uint4 *out = (uint4 *)copy->out + ((long long)batch * copy->rows + row0) * of_row;
+    for (int first = threadIdx.x; first < count; first += ATTN_SM90_COPY_PIECES) {
+        copied_piece x[EACH];
+        bool within = true;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            x[i].find(copy, row0, min(first + 256 * i, count - 1)), within = within && x[i].is_within(copy);
+        if (within) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                x[i].low = *(const uint4 *)x[i].piece_of(0), x[i].high = *(const uint4 *)x[i].piece_of(x[i].count - 1);
+        } else {
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                x[i].low = load_within(copy, x[i].piece_of(0)),
+                x[i].high = load_within(copy, x[i].piece_of(x[i].count - 1));
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (first + 256 * i < count) out[first + 256 * i] = x[i].bytes();
+    }
 }

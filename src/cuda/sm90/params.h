@@ -17,7 +17,12 @@
  *   attn_sm90_bit_tiles: mask.bit_tiles, before the others. attn_sm90_params; grid (ATTN_CUDA_BIT_TILES(len_q, len_kv,
  *   summary_keys), bits_heads, bits_batch), block 256. summary_keys: a multiple of 16, 128 at most.
  *
- *   attn_sm90_repack: copies a tensor to one that TMA takes. attn_sm90_repack_params; grid (rows, batch), block 256.
+ *   attn_sm90_widen_bits: bits of the last bits_keys keys of each sequence as bits of all keys, before all that reads
+ *   bits. attn_sm90_widen_params; grid (ceil(len_q / 8), bits_heads, planes), block 256; planes: a plane of each
+ *   sequence where lengths of keys differ or bits do, else 1.
+ *
+ *   attn_sm90_repack: copies tensors to others that TMA takes. attn_sm90_repack_params; grid (ceil(rows / block_rows),
+ *   batch, tensors), the greatest of the tensors', block 256.
  */
 #ifndef ATTN_CUDA_SM90_PARAMS_H
 #define ATTN_CUDA_SM90_PARAMS_H
@@ -100,12 +105,32 @@ typedef struct attn_sm90_bias_params {
     int bias_rows, sequences_first;
 } attn_sm90_bias_params;
 
-/* out: (batch, rows, heads, pitch) packed, elements of 2 bytes or 1; pitch is whole 16 bytes, at least dim. */
-typedef struct attn_sm90_repack_params {
-    const void *in;
+/* out: (planes, bits_heads, len_q, ceil(len_kv / 8)) bytes: keys before the last bits_keys of a sequence, and after its
+ * last, have ones. */
+typedef struct attn_sm90_widen_params {
+    attn_cuda_shape shape;
+    const unsigned char *bits; /* (bits_batch, bits_heads, len_q, ceil(bits_keys / 8)) bytes */
+    unsigned char *out;
+    int bits_batch, bits_keys;
+} attn_sm90_widen_params;
+
+/* A tensor and its copy. out: (batch, rows, heads, pieces) packed, at a multiple of 16. Only bytes from `begin` to
+ * before `end` are read, from the tensor's first element to its last in memory. */
+typedef struct attn_sm90_copy {
+    const unsigned char *in, *begin, *end; /* in: element 0 of head 0 of row 0 */
     void *out;
-    long long stride[3]; /* of in: batch, row, head */
-    int rows, heads, dim, pitch, bytes;
+    long long stride[3];               /* of in, in bytes: batch, row, head */
+    int batch, rows, heads;            /* of both */
+    int bytes, pieces;                 /* of a head of a row; as many 16 bytes as they take */
+    int block_rows;                    /* that a block copies, at most ATTN_SM90_COPY_PIECES pieces, or one row */
+    attn_cuda_divisor by_row, by_head; /* heads * pieces; pieces */
+} attn_sm90_copy;
+
+#define ATTN_SM90_COPY_PIECES 1024 /* of a block at once */
+
+/* Of q, k and v those that are copied. */
+typedef struct attn_sm90_repack_params {
+    attn_sm90_copy of[3];
 } attn_sm90_repack_params;
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */

@@ -163,6 +163,7 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
     attn_say(words, "tiles      Q %d rows, KV %d keys\n", c->base.kernel->q_tile, c->base.kernel->kv_tile);
     if (!attn_cuda_is_variant(c->base.kernel)) {
         attn_say(words, "grid       a CTA of %u threads per tile\n", c->base.kernel->threads);
+        attn_sm90_describe(plan, false, words);
         return;
     }
     attn_say(words,

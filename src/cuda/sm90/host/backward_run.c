@@ -212,8 +212,9 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
 {
     const attn_desc *d = &c->plan->desc;
     p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
+    attn_status status = attn_sm90_widen_bits(c, &p->common);
     attn_cuda_backward_params f = fallback_of(d, p);
-    attn_status status = preprocess(c, p);
+    if (!status) status = preprocess(c, p);
     if (!status)
         status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback.function,
                                   attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, &f);

@@ -126,6 +126,7 @@ static attn_status run(const attn_cuda_call *c)
         return attn_cuda_run_fallback(c, &plan->base.fallback, &common);
     variant_params p = { .common = plan->params };
     attn_sm90_take(&common, &p.common);
+    common.cache.bits_keys = 0; /* widened */
     if (plan->base.cuda.chosen.kernel->paged) p.cached.cache = common.cache;
     if (d->dtype == ATTN_E4M3) p.scaled.scales = attn_cuda_scales_of(d, c->args);
     if (!attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) return run_variant(c, plan, &p);

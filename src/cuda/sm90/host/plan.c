@@ -29,11 +29,24 @@ static double interval_words(const attn_desc *d, const attn_cuda_kernel *k)
            (double)d->batch;
 }
 
+/* Planes of bits that kernels read: widened ones are of each sequence where these have lengths of their own. */
+static int64_t bits_planes(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    bool own = attn_sm90_widens_bits(d, k) && d->flags & (ATTN_VARLEN | ATTN_LENS_KV);
+    return d->bits_heads * (own ? d->batch : d->bits_batch);
+}
+
+/* Bytes of the bits of all keys. */
+static double bits_bytes(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    return (double)bits_planes(d, k) * (double)d->len_q * (double)attn_ceil_div(d->len_kv, 8);
+}
+
 /* Pairs of words of the summary of bits. */
 static double bit_tiles(const attn_desc *d, const attn_cuda_kernel *k)
 {
     if (!attn_sm90_summarises_bits(d, k)) return 0;
-    return (double)ATTN_CUDA_BIT_TILES(d->len_q, d->len_kv, k->kv_tile) * (double)d->bits_heads * (double)d->bits_batch;
+    return (double)ATTN_CUDA_BIT_TILES(d->len_q, d->len_kv, k->kv_tile) * (double)bits_planes(d, k);
 }
 
 static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
@@ -43,6 +56,8 @@ static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
     bool fits = attn_cuda_append(&plan->cuda, c->dynamic, sizeof(unsigned), &plan->counter) &&
                 attn_cuda_append(&plan->cuda, summaries, 32, &plan->summaries_at) &&
                 attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at) &&
+                attn_cuda_append(&plan->cuda, attn_sm90_widens_bits(d, c->kernel) ? bits_bytes(d, c->kernel) : 0, 1,
+                                 &plan->bits_at) &&
                 attn_cuda_append(&plan->cuda, bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(d, i);
@@ -64,9 +79,8 @@ attn_status attn_sm90_lay_out(const attn_desc *d, bool fits, attn_sm90_plan *pla
 double attn_sm90_bits_seconds(const attn_desc *d, const attn_cuda_kernel *k, const attn_cuda_device *device)
 {
     const double launch = 3e-6; /* beside another kernel */
-    double rows = (double)d->bits_batch * (double)d->bits_heads * (double)d->len_q;
-    if (!attn_sm90_summarises_bits(d, k)) return 0;
-    return launch + rows * (double)attn_ceil_div(d->len_kv, 8) / attn_cuda_bandwidth(device, "l2");
+    int passes = attn_sm90_widens_bits(d, k) + attn_sm90_summarises_bits(d, k);
+    return passes * (launch + bits_bytes(d, k) / attn_cuda_bandwidth(device, "l2"));
 }
 
 /* ---- parameters ---------------------------------------------------------------------------- */
@@ -91,6 +105,8 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     bool copies = plan->copied[ATTN_SM90_Q] || plan->copied[ATTN_SM90_K] || plan->copied[ATTN_SM90_V];
     attn_status status = attn_cuda_load_fallback(problem, context, k, fallback, &plan->fallback);
+    if (!status && attn_sm90_widens_bits(problem->desc, k))
+        status = attn_cuda_load(context, NULL, "attn_sm90_widen_bits", 0, &plan->widen_bits);
     if (status || !attn_cuda_is_variant(k)) return status;
     status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
     if (!status && summary_count(problem->desc, k))
@@ -116,6 +132,9 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;
     int copied = 0, tensors = attn_sm90_tensors(d);
+    if (own->widen_bits)
+        attn_say(words, "bits       of the last %lld keys are widened to all first, %.4g MiB\n",
+                 (long long)d->bits_keys, bits_bytes(d, own->cuda.chosen.kernel) / (1 << 20));
     if (own->find_bit_tiles)
         attn_say(words, "bits       a pass finds KV tiles that they leave empty or full, %.4g MiB\n",
                  8 * bit_tiles(d, own->cuda.chosen.kernel) / (1 << 20));

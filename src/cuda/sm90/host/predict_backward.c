@@ -160,7 +160,8 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
         all += count[i] * p->clocks[i];
     double start = attn_cuda_machine_of(p->device)->start;
     double others = way.splits > 1 ? 2 * start : over ? start : 0;
-    attn_cuda_set_time(p->device, all, others + attn_sm90_bits_seconds(d, k, p->device), &c.base.choice);
+    others += attn_sm90_bits_seconds(d, k, p->device) + attn_sm90_repack_seconds(d, k, p->device);
+    attn_cuda_set_time(p->device, all, others, &c.base.choice);
     c.base.choice.level[0].bytes = within + bytes.around + partials;
     c.schedule.head_persistent = persistent, c.schedule.finalises_dq = k->finalises_dq;
     c.schedule.stream_k_items = (int)over, c.schedule.stream_k_q_tiles = (int)share;

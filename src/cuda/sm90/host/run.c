@@ -9,13 +9,29 @@ void attn_sm90_take(const attn_cuda_params *common, attn_sm90_params *p)
     p->tensors = common->tensors, p->seeds = common->seeds;
 }
 
+attn_status attn_sm90_widen_bits(const attn_cuda_call *c, attn_sm90_params *p)
+{
+    const attn_desc *d = &c->plan->desc;
+    const attn_sm90_plan *plan = (const attn_sm90_plan *)c->cuda;
+    attn_sm90_widen_params w = { .shape = p->shape,
+                                 .bits = p->mask.bits,
+                                 .out = attn_cuda_at(c, plan->bits_at),
+                                 .bits_batch = p->mask.bits_batch,
+                                 .bits_keys = (int)d->bits_keys };
+    if (!plan->widen_bits) return ATTN_OK;
+    p->mask.bits = w.out;
+    if (d->flags & (ATTN_VARLEN | ATTN_LENS_KV)) p->mask.bits_batch = (int)d->batch;
+    return attn_cuda_launch(c, "attn_sm90_widen_bits", plan->widen_bits, attn_ceil_div(d->len_q, 8), d->bits_heads,
+                            p->mask.bits_batch, 256, &w);
+}
+
 static attn_status find_bit_tiles(const attn_cuda_call *c, const attn_sm90_plan *plan, attn_sm90_params *p)
 {
     const attn_desc *d = &c->plan->desc;
     p->mask.bit_tiles = attn_cuda_at(c, plan->bit_tiles_at);
     return attn_cuda_launch(c, "attn_sm90_bit_tiles", plan->find_bit_tiles,
                             ATTN_CUDA_BIT_TILES(d->len_q, d->len_kv, c->cuda->chosen.kernel->kv_tile), d->bits_heads,
-                            d->bits_batch, 256, p);
+                            p->mask.bits_batch, 256, p);
 }
 
 attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsigned *counter)
@@ -26,9 +42,9 @@ attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsi
     attn_status status = ATTN_OK;
     for (int i = 0; i < 3 && !status; i++)
         status = attn_sm90_bind_map(c, i, maps[i]);
-    for (int i = 0; i < 3 && !status; i++)
-        status = attn_sm90_repack(c, i);
+    if (!status) status = attn_sm90_repack(c);
     if (!status && counter) status = attn_cuda_clear(c, counter, sizeof *counter);
+    if (!status) status = attn_sm90_widen_bits(c, p);
     if (!status && plan->find_bit_tiles) status = find_bit_tiles(c, plan, p);
     if (status || !plan->summarise) return status;
     p->mask.summaries = attn_cuda_at(c, plan->summaries_at);

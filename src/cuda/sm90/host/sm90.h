@@ -25,9 +25,9 @@ typedef struct attn_sm90_plan {
     attn_cuda_params common;            /* complete but for addresses and seeds */
     attn_cuda_fallback_kernel fallback; /* at addresses that TMA does not take */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
-    uint64_t counter, summaries_at, interval_tiles_at, bit_tiles_at, copies[ATTN_SM90_TENSORS];
+    uint64_t counter, summaries_at, interval_tiles_at, bits_at, bit_tiles_at, copies[ATTN_SM90_TENSORS];
     /* NULL: not needed; variant: the kernel is a fallback kernel */
-    CUfunction variant, summarise, find_bit_tiles, repack;
+    CUfunction variant, summarise, widen_bits, find_bit_tiles, repack;
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
@@ -77,7 +77,11 @@ attn_status attn_sm90_bind_map(const attn_cuda_call *call, int which, attn_sm90_
 /* Whether a variant takes the addresses of all tensors that it reads where they lie. */
 bool attn_sm90_aligned(const attn_cuda_call *call);
 
-attn_status attn_sm90_repack(const attn_cuda_call *call, int which);
+/* Copies of q, k and v where they are copied first. */
+attn_status attn_sm90_repack(const attn_cuda_call *call);
+
+/* What that takes: a launch, reading and writing. */
+double attn_sm90_repack_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);
 
 /* ---- a plan (plan.c) ----------------------------------------------------------------------- */
 
@@ -95,7 +99,14 @@ static inline bool attn_sm90_summarises_bits(const attn_desc *desc, const attn_c
            desc->len_q > kernel->q_tile;
 }
 
-/* What that takes: a launch, and reading the bits once. */
+/* Whether a kernel before all others writes bits of the last keys out as bits of all: only the fallback kernel of the
+ * forward, and decode, read them as they are. */
+static inline bool attn_sm90_widens_bits(const attn_desc *desc, const attn_cuda_kernel *kernel)
+{
+    return desc->bits_keys && (kernel->tma || desc->direction == ATTN_BACKWARD);
+}
+
+/* What these take: a launch each, and reading the bits once, or writing them. */
 double attn_sm90_bits_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);
 
 /* The schedule, and the maps of q, k and v. */
@@ -114,8 +125,11 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
 /* The common parameters, bound, among those of a variant. */
 void attn_sm90_take(const attn_cuda_params *common, attn_sm90_params *params);
 
-/* Before a variant: maps at this run's addresses; q, k and v copied; the counter, if any, cleared; the summaries
- * of intervals and of bits. */
+/* Bits of the last keys as bits of all, where the plan has it so: params then have these. */
+attn_status attn_sm90_widen_bits(const attn_cuda_call *call, attn_sm90_params *params);
+
+/* Before a variant: maps at this run's addresses; q, k and v copied; the counter, if any, cleared; bits of the last
+ * keys widened; the summaries of intervals and of bits. */
 attn_status attn_sm90_prepare(const attn_cuda_call *call, attn_sm90_params *params, unsigned *counter);
 
 #endif

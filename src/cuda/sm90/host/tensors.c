@@ -125,18 +125,51 @@ bool attn_sm90_aligned(const attn_cuda_call *c)
     return !attn_sm90_maps_bias(c->cuda->chosen.kernel) || (uintptr_t)c->args->bias % 16 == 0;
 }
 
-attn_status attn_sm90_repack(const attn_cuda_call *c, int which)
+static attn_sm90_copy copy_of(const attn_cuda_call *c, int which)
 {
-    attn_sm90_tensor t = attn_sm90_tensor_of(&c->plan->desc, which);
-    const attn_sm90_plan *plan = plan_of(c);
-    if (!plan->copied[which]) return ATTN_OK;
-    attn_sm90_repack_params p = { .in = tensor_at(c->args, which),
-                                  .out = attn_cuda_at(c, plan->copies[which]),
-                                  .stride = { t.stride[0], t.stride[1], t.stride[2] },
-                                  .rows = (int)t.extent[1],
-                                  .heads = (int)t.extent[2],
-                                  .dim = (int)t.extent[3],
-                                  .pitch = (int)attn_sm90_repacked(&c->plan->desc, which).stride[2],
-                                  .bytes = (int)attn_dtype_size(dtype_of(&c->plan->desc, which)) };
-    return attn_cuda_launch(c, "attn_sm90_repack", plan->repack, t.extent[1], t.extent[0], 1, 256, &p);
+    const attn_desc *d = &c->plan->desc;
+    attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
+    const unsigned char *in = tensor_at(c->args, which);
+    int64_t size = attn_dtype_size(dtype_of(d, which)), first, end;
+    int64_t pieces = attn_sm90_repacked(d, which).stride[2] * size / 16, of_row = t.extent[2] * pieces;
+    attn_reach(t.extent, t.stride, &first, &end);
+    return (attn_sm90_copy){ .in = in,
+                             .begin = in + first * size,
+                             .end = in + end * size,
+                             .out = attn_cuda_at(c, plan_of(c)->copies[which]),
+                             .stride = { t.stride[0] * size, t.stride[1] * size, t.stride[2] * size },
+                             .batch = (int)t.extent[0],
+                             .rows = (int)t.extent[1],
+                             .heads = (int)t.extent[2],
+                             .bytes = (int)(t.extent[3] * size),
+                             .pieces = (int)pieces,
+                             .block_rows = of_row < ATTN_SM90_COPY_PIECES ? ATTN_SM90_COPY_PIECES / (int)of_row : 1,
+                             .by_row = attn_cuda_divisor_of(of_row),
+                             .by_head = attn_cuda_divisor_of(pieces) };
+}
+
+attn_status attn_sm90_repack(const attn_cuda_call *c)
+{
+    attn_sm90_repack_params p = { .of[0].batch = 0 };
+    int64_t blocks = 0, batch = 0, tensors = 0;
+    for (int i = 0; i < 3; i++) {
+        if (!plan_of(c)->copied[i]) continue;
+        attn_sm90_copy *copy = &p.of[tensors++];
+        *copy = copy_of(c, i);
+        int64_t wanted = attn_ceil_div(copy->rows, copy->block_rows);
+        blocks = wanted > blocks ? wanted : blocks, batch = copy->batch > batch ? copy->batch : batch;
+    }
+    return attn_cuda_launch(c, "attn_sm90_repack", plan_of(c)->repack, blocks, batch, tensors, 256, &p);
+}
+
+double attn_sm90_repack_seconds(const attn_desc *d, const attn_cuda_kernel *k, const attn_cuda_device *device)
+{
+    const double launch = 3e-6; /* beside another kernel */
+    double bytes = 0;
+    for (int i = 0; i < 3 && k->tma; i++) {
+        attn_sm90_tensor t = attn_sm90_repacked(d, i);
+        double elements = (double)t.extent[0] * (double)t.stride[0];
+        if (!attn_sm90_tma_takes(d, i)) bytes += 2 * elements * (double)attn_dtype_size(d->dtype);
+    }
+    return bytes > 0 ? launch + bytes / attn_cuda_bandwidth(device, "l2") : 0;
 }
