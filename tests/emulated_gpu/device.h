@@ -309,6 +309,13 @@ DEVICE u32 pack_e4m3(float a, float b, float c, float d)
            attn_float_to_e4m3(a);
 }
 
+DEVICE int float_to_i8(float x)
+{
+    int8_t y;
+    attn_store_scalar(ATTN_I8, &y, 0, x);
+    return y;
+}
+
 DEVICE float e4m3_to_float(unsigned char x)
 {
     return attn_e4m3_to_float(x);

@@ -98,6 +98,14 @@ DEVICE u32 pack_e4m3(float a, float b, float c, float d)
     return packed;
 }
 
+/* To nearest even; what is out of range becomes the end of it, NaN 0. */
+DEVICE int float_to_i8(float x)
+{
+    int y;
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
 DEVICE float e4m3_to_float(unsigned char x)
 {
     float y;
