@@ -165,11 +165,30 @@ static attn_desc decode_of(const grid *g, attn_dtype dtype)
     return desc;
 }
 
+/* Over keys of kv_dtype: beside those of dtype; and in pages of 64 in no order, beside the same without. */
+static void decode_bytes(grid *g, attn_desc like)
+{
+    static const int64_t shapes[][2] = { { 16, 8192 }, { 16, 32768 }, { 64, 8192 } }; /* batch, keys */
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        like.batch = g->options->smoke ? 2 : shapes[i][0], like.len_kv = g->options->smoke ? 512 : shapes[i][1];
+        add(g, "decode", ATTN_BENCH_DECODE, "full", like);
+        like.kv_dtype = g->options->kv_dtype;
+        add(g, "decode", ATTN_BENCH_DECODE, "full", like);
+        attn_bench_paged(add(g, "decode", ATTN_BENCH_DECODE, "", like), 3);
+        like.kv_dtype = (attn_dtype)0;
+    }
+}
+
 /* The shapes of serving; or one row over what is given. */
 static void decode(grid *g, attn_dtype dtype)
 {
     const attn_bench_options *o = g->options;
     attn_desc like = { .dtype = dtype, .device = ATTN_CUDA }, one = decode_of(g, dtype);
+    if (o->kv_dtype && !o->heads[0] && !o->dims.count && !o->lens.count) {
+        decode_bytes(g, one);
+        return;
+    }
+    one.kv_dtype = o->kv_dtype;
     if (!o->heads[0] && !o->dims.count && !o->lens.count) {
         g->count += attn_bench_decode(&like, o->smoke, g->cases ? g->cases + g->count : NULL);
         return;

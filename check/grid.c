@@ -310,17 +310,22 @@ static const struct {
     { 0, 1, 0, 0x824, true },
 };
 
-void check_grid_bytes(int number, attn_desc *desc)
+void check_grid_scales(int number, attn_desc *desc)
 {
-    const attn_dtype *dtype = bytes[number % COUNT(bytes)];
-    int scaling = number / COUNT(bytes) % (COUNT(scalings) + 1);
-    desc->dtype = dtype[0], desc->kv_dtype = dtype[1], desc->out_dtype = dtype[2];
-    if (dtype[2] != ATTN_F32) desc->flags &= ~(uint32_t)ATTN_OUT_F32;
+    int scaling = number % (COUNT(scalings) + 1);
     if (scaling == COUNT(scalings)) return;
-    bool q = dtype[0] == ATTN_E4M3;
+    bool q = desc->dtype == ATTN_E4M3;
     desc->flags |= ATTN_SCALES_KV | (q ? ATTN_SCALES_Q : 0);
     desc->k_scale_rows = scalings[scaling].k, desc->v_scale_rows = scalings[scaling].v;
     if (q) desc->q_scale_rows = scalings[scaling].q;
     if (q && scalings[scaling].shared) desc->q_scale_heads = desc->heads_kv;
     check_set_scales(desc, scalings[scaling].axes);
+}
+
+void check_grid_bytes(int number, attn_desc *desc)
+{
+    const attn_dtype *dtype = bytes[number % COUNT(bytes)];
+    desc->dtype = dtype[0], desc->kv_dtype = dtype[1], desc->out_dtype = dtype[2];
+    if (dtype[2] != ATTN_F32) desc->flags &= ~(uint32_t)ATTN_OUT_F32;
+    check_grid_scales(number / COUNT(bytes), desc);
 }

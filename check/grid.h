@@ -25,4 +25,7 @@ void check_grid_case(const check_grid *grid, int number, attn_direction directio
 /* The same forward in elements of a byte, with scales or without: of a CPU. */
 void check_grid_bytes(int number, attn_desc *desc);
 
+/* The scales alone, of a case's types. */
+void check_grid_scales(int number, attn_desc *desc);
+
 #endif

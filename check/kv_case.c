@@ -284,7 +284,7 @@ static void draw_bytes(attn_kv_desc *d, uint64_t *state)
     d->k_scale_rows = d->v_scale_rows = 1;
 }
 
-static void draw_sizes(attn_kv_desc *d, uint64_t *state, bool bytes)
+static void draw_sizes(attn_kv_desc *d, uint64_t *state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     d->op = (attn_kv_op)(1 + check_below(state, 3));
@@ -300,7 +300,7 @@ static void draw_sizes(attn_kv_desc *d, uint64_t *state, bool bytes)
     if (d->op == ATTN_KV_APPEND && check_chance(state, 40)) d->flags |= ATTN_KV_SLOTS;
     if (d->op == ATTN_KV_GATHER && d->tokens) d->flags |= ATTN_KV_PACKED;
     if (d->op == ATTN_KV_COPY) d->tokens = 0;
-    if (check_chance(state, 50) && bytes) draw_bytes(d, state);
+    if (check_chance(state, 50)) draw_bytes(d, state);
     if (d->op != ATTN_KV_COPY && !(d->flags & ATTN_KV_SLOTS))
         d->batch = check_below(state, check_chance(state, 80) ? 6 : 100);
     if (d->op != ATTN_KV_APPEND || attn_dtype_size(d->dtype) == 1) return;
@@ -397,10 +397,10 @@ static bool draw_arrays(check_kv_case *c, uint64_t *state)
     return pairs(c, state);
 }
 
-bool check_kv_draw(check_kv_case *c, uint64_t *state, bool bytes)
+bool check_kv_draw(check_kv_case *c, uint64_t *state)
 {
     *c = (check_kv_case){ .arrays = 0 };
-    draw_sizes(&c->desc, state, bytes);
+    draw_sizes(&c->desc, state);
     if (!draw_arrays(c, state)) return false;
     check_kv_expect(c);
     return true;

@@ -27,9 +27,9 @@ typedef struct check_kv_case {
     int tables;
 } check_kv_case;
 
-/* Draws a case from the state, and computes what must come of it, element by element, from attn_kv.h. bytes: now and
- * then of pages of one byte. False: no memory; what there is must still be destroyed. */
-bool check_kv_draw(check_kv_case *c, uint64_t *state, bool bytes);
+/* Draws a case from the state, and computes what must come of it, element by element, from attn_kv.h. False: no memory;
+ * what there is must still be destroyed. */
+bool check_kv_draw(check_kv_case *c, uint64_t *state);
 
 /* Does to what is expected of the tensors what the case asks for. */
 void check_kv_expect(const check_kv_case *c);

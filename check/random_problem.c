@@ -334,17 +334,21 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     }
 }
 
-/* Forwards of a CPU: with elements of a byte, and with outputs of another type. kv_dtype: 0 or the type of all keys. */
+/* Forwards with elements of a byte; on a CPU also queries of a byte, and outputs of another type. kv_dtype: 0 or the
+ * type of all keys. */
 static void draw_bytes(uint64_t *state, attn_dtype kv_dtype, attn_desc *d)
 {
     static const attn_dtype queries[] = { ATTN_E4M3, ATTN_E4M3, ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_BF16 },
                             outputs[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_E4M3 };
     static const int rows[] = { 0, 0, 1, 64, 128 };
-    if (d->device != ATTN_CPU || d->direction != ATTN_FORWARD) return;
-    if (check_chance(state, 15)) d->out_dtype = PICK(state, outputs);
+    bool on_cuda = d->device == ATTN_CUDA;
+    if (d->direction != ATTN_FORWARD) return;
+    if (!on_cuda && check_chance(state, 15)) d->out_dtype = PICK(state, outputs);
     if (d->out_dtype == d->dtype) d->out_dtype = (attn_dtype)0;
     if (!kv_dtype && !check_chance(state, 40)) return;
     d->dtype = PICK(state, queries);
+    while (on_cuda && d->dtype == ATTN_E4M3) /* what its error is measured by: check/grid.h */
+        d->dtype = PICK(state, queries);
     d->kv_dtype = kv_dtype                  ? kv_dtype
                   : check_chance(state, 50) ? ATTN_E4M3
                   : d->dtype == ATTN_E4M3   ? (attn_dtype)0
@@ -424,6 +428,7 @@ static bool candidate_at(attn_device device, int i, candidate *t)
                           .features = k->features,
                           .needs = k->needs,
                           .dtypes = 1 << k->dtype,
+                          .kv_dtypes = (int)k->kv_dtypes,
                           .dim = k->dim,
                           .dim_v = k->dim_v,
                           .rows = INT64_MAX,
@@ -459,13 +464,19 @@ static bool takes(const candidate *t, const attn_desc *d)
            d->len_q <= t->rows;
 }
 
+/* What head dims are multiples of, where heads lie at multiples of 16 bytes. */
+static int64_t even_dim(const attn_desc *d)
+{
+    return 16 / least(2, attn_dtype_size(attn_kv_dtype(d)));
+}
+
 /* Pages of whole boxes or of any size, of heads that lie at multiples of 16 bytes. */
 static void fit_pages(uint64_t *state, attn_desc *d, check_options *o)
 {
     if (!(d->flags & ATTN_PAGED)) draw_pages(state, d);
     d->flags |= ATTN_PAGED;
     if (check_chance(state, 50)) d->page_size = attn_round_up(d->page_size, 8);
-    d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
+    d->dim_qk = attn_round_up(d->dim_qk, even_dim(d)), d->dim_v = attn_round_up(d->dim_v, even_dim(d));
     if (d->len_kv == 0) d->len_kv = 1;
     o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0, d->alignment = 0;
 }
@@ -477,7 +488,7 @@ static void fit_rows(int64_t most, attn_desc *d, check_options *o)
     if (group > most) group = 1 + group % most;
     d->heads_q = group * heads_kv;
     if (d->len_q * group > most) d->len_q = 1 + d->len_q % (most / group);
-    d->dim_qk = attn_round_up(d->dim_qk, 8), d->dim_v = attn_round_up(d->dim_v, 8);
+    d->dim_qk = attn_round_up(d->dim_qk, even_dim(d)), d->dim_v = attn_round_up(d->dim_v, even_dim(d));
     o->layout = CHECK_PACKED, o->strides = 0, o->shift = 0, d->alignment = 0;
 }
 
@@ -486,7 +497,8 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
 {
     if (!t->name) return;
     d->direction = t->direction;
-    if (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1)) d->kv_dtype = (attn_dtype)0;
+    attn_dtype of_kernel = t->cuda ? attn_cuda_kv_dtype(t->cuda) : (attn_dtype)0;
+    if (of_kernel || (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1))) d->kv_dtype = of_kernel;
     while (!(t->dtypes >> d->dtype & 1))
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
     d->flags &= t->features;

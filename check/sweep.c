@@ -105,7 +105,8 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         if (attn_cuda_bytes_obstacle(cuda, desc)) return false;
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
-               cuda->dtype == desc->dtype && (desc->flags & ~cuda->features) == 0 && !(cuda->needs & ~desc->flags) &&
+                cuda->dtype == desc->dtype && cuda->kv_dtypes >> attn_kv_dtype(desc) & 1 &&
+                (desc->flags & ~cuda->features) == 0 && !(cuda->needs & ~desc->flags) &&
                (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) && attn_cuda_takes_ranges(cuda, desc) &&
                attn_cuda_takes_lists(cuda, desc) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
@@ -244,7 +245,7 @@ static void run_form(check_sweep *sweep, int number, attn_form form, variant as)
     if (narrow) desc.dtype = ATTN_BF16;
     if (as == BYTES && (form == ATTN_GRADIENT || number % 3 != 1)) return;
     if (as == BYTES) check_grid_bytes(number / 3, &desc);
-    if (as == BYTES && on_cuda && (desc.dtype != ATTN_E4M3 || attn_kv_dtype(&desc) != ATTN_E4M3)) return;
+    if (on_cuda && desc.dtype != ATTN_E4M3 && desc.out_dtype != ATTN_F32) desc.out_dtype = (attn_dtype)0;
     options.rounds_p = on_cuda && desc.dtype == ATTN_E4M3;
     if (on_cuda) check_leave_out_parts(&desc);
     if (on_cuda && desc.flags & ATTN_CUDA_CACHES) {
@@ -268,7 +269,7 @@ static void leave_out_bias(attn_desc *d)
 static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
 {
     uint32_t gone = d->flags & ~kernel->features;
-    d->dtype = kernel->dtype;
+    d->dtype = kernel->dtype, d->kv_dtype = attn_cuda_kv_dtype(kernel);
     d->flags &= kernel->features;
     if (!attn_cuda_takes_ranges(kernel, d)) d->flags &= ~(uint32_t)ATTN_CHUNK, d->chunk = 0;
     if (!attn_cuda_takes_lists(kernel, d)) check_problem_even_blocks(d);
@@ -295,7 +296,8 @@ static void fit_pages(int number, attn_desc *d, check_options *o)
     int64_t size = sizes[number / 4 % 6], each = (d->len_kv + size - 1) / size;
     d->flags |= ATTN_PAGED | ATTN_LENS_KV;
     d->total_kv = 0;
-    d->dim_qk = (d->dim_qk + 7) / 8 * 8, d->dim_v = (d->dim_v + 7) / 8 * 8;
+    int64_t even = 16 / attn_dtype_size(attn_kv_dtype(d));
+    d->dim_qk = attn_round_up(d->dim_qk, even), d->dim_v = attn_round_up(d->dim_v, even);
     d->page_size = size, d->pages = d->batch * each + 3, d->table_width = d->table_total = 0;
     if (number / 8 % 2)
         d->table_width = each + 1;
@@ -308,9 +310,9 @@ static void fit_pages(int number, attn_desc *d, check_options *o)
 static void fit_decode(const attn_cuda_kernel *k, int number, attn_desc *d, check_options *o)
 {
     static const int64_t keys[] = { 129, 300, 65, 37, 200 };
-    int64_t group = d->heads_kv ? d->heads_q / d->heads_kv : 1;
+    int64_t group = d->heads_kv ? d->heads_q / d->heads_kv : 1, each = 16 / attn_dtype_size(attn_kv_dtype(d));
     if (group > k->q_tile) d->heads_q = d->heads_kv = group = 1;
-    d->dim_qk = (d->dim_qk + 7) / 8 * 8, d->dim_v = (d->dim_v + 7) / 8 * 8;
+    d->dim_qk = attn_round_up(d->dim_qk, each), d->dim_v = attn_round_up(d->dim_v, each);
     o->layout = CHECK_PACKED;
     if (d->len_q * group > k->q_tile) leave_out_bias(d); /* whose extents are the lengths */
     if (d->len_q * group > k->q_tile) d->len_q = 1 + number % (k->q_tile / group);
@@ -360,6 +362,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);
+    if (desc.kv_dtype) check_grid_scales(number / 4, &desc);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

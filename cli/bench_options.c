@@ -270,8 +270,8 @@ static bool check(const attn_bench_options *o)
     }
     if (fa3 != (o->fa3 != NULL)) return attn_bench_fail("--peer fa3 and --fa3 PATH go together");
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
-    if (o->kv_dtype && (o->on == ATTN_CUDA || o->suites != attn_bench_suite_find("decode")))
-        return attn_bench_fail("--kv-dtype %s: goes with --suite decode of the CPU", attn_dtype_name(o->kv_dtype));
+    if (o->kv_dtype && o->suites != attn_bench_suite_find("decode"))
+        return attn_bench_fail("--kv-dtype %s: goes with --suite decode", attn_dtype_name(o->kv_dtype));
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
     if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))

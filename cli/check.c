@@ -222,8 +222,6 @@ static attn_status check_random_values(const values *v)
     if (v->random && cuda && attn_dtype_size(cuda->dtype) == 1)
         return attn_fail(ATTN_INVALID, "--kernel %s: no random problems are drawn for it; without --random the grid is",
                          v->kernel);
-    if (v->kv_dtype && v->device != ATTN_CPU)
-        return attn_fail(ATTN_INVALID, "--kv-dtype: the CPU alone computes elements of a byte");
     if (v->kv_dtype && v->pass && strcmp(v->pass, "backward") == 0)
         return attn_fail(ATTN_INVALID, "--kv-dtype: not with --pass backward");
     if (!v->random && (v->first.given || v->pairs || v->kv_dtype || v->shrunk))

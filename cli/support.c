@@ -117,9 +117,10 @@ static void say_dims(const attn_cuda_arch *arch, attn_dtype dtype, int pass, con
     attn_text_buffer words = { cell, CELL, 0 };
     verdict last = REFUSED;
     cell[0] = 0;
-    for (int dim = DIM_STEP; dim <= DIM_MOST; dim += DIM_STEP) {
+    const int step = row->kv_dtype ? 2 * DIM_STEP : DIM_STEP; /* of whole 16 bytes */
+    for (int dim = step; dim <= DIM_MOST; dim += step) {
         verdict v = verdict_of(arch, problem_of(arch ? ATTN_CUDA : ATTN_CPU, dtype, pass, row, dim, dim));
-        if (v != last && last) attn_say(&words, "%s%s to %d", cell[0] ? ", " : "", verdict_name(last), dim - DIM_STEP);
+        if (v != last && last) attn_say(&words, "%s%s to %d", cell[0] ? ", " : "", verdict_name(last), dim - step);
         last = v;
     }
     if (!cell[0]) attn_say(&words, "%s", verdict_name(last));

@@ -291,7 +291,7 @@ typedef struct attn_kv_desc {
     attn_parallel_for parallel_for; /* NULL: the library's own threads */
     void *parallel_context;         /* its first argument */
 
-    /* Pages of one byte, on the CPU. An element's value is what is stored, times its scale: without ATTN_KV_SCALES the
+    /* Pages of one byte. An element's value is what is stored, times its scale: without ATTN_KV_SCALES the
      * scale is 1. APPEND and GATHER convert where pages_dtype is not dtype, and only there take scales. Scales are f32,
      * at (sequence, block, head, dim) by strides in elements, as in attn_desc: strides of 0 mean one for all. With
      * k_scale_rows (v_scale_rows) above 0 it is (page, block, head, dim): a block is that many slots of a page. COPY

@@ -232,8 +232,7 @@ static void elements_of_a_byte_are_checked(void **state)
     REFUSED(bytes, UNSUPPORTED, "k and v of e4m3 are computed forward only", d.direction = ATTN_BACKWARD);
     REFUSED(plain, UNSUPPORTED, "out_dtype = f16 is neither", d.direction = ATTN_BACKWARD, d.out_dtype = ATTN_F16);
     ACCEPTED(bytes, d.device = ATTN_CUDA, d.out_dtype = ATTN_F16);
-    REFUSED(plain, UNSUPPORTED, "kv_dtype = i8 is computed on the CPU alone", d.device = ATTN_CUDA,
-            d.kv_dtype = ATTN_I8);
+    ACCEPTED(plain, d.device = ATTN_CUDA, d.kv_dtype = ATTN_I8);
     REFUSED(plain, UNSUPPORTED, "out_dtype = f16 beside dtype = f32", d.device = ATTN_CUDA, d.out_dtype = ATTN_F16);
     REFUSED(bytes, INVALID, "k_scale_rows = 65 is not 0, 1, 64 or 128", d.k_scale_rows = 65);
     REFUSED(bytes, INVALID, "v_scale_rows = 64 is not in 0 to 1", d.v_scale_rows = 64);

@@ -179,10 +179,6 @@ static void bad_descriptors_of_bytes(void **state)
     BAD(a, v_scale_stride[2], 0, "makes elements of v_scale overlap");
     BAD(copies, v_scale_stride[0], 5, "makes elements of v_scale overlap");
     BAD(copies, k_scale_rows, 0, "k_scale_stride is not 0: a copy needs k_scale_rows above 0");
-    a.device = ATTN_CUDA, a.threads = 0;
-    refuses(a, ATTN_UNSUPPORTED, "pages_dtype = e4m3: operations on pages of one byte run on the CPU alone", __LINE__);
-    raw.device = ATTN_CUDA, raw.threads = 0;
-    refuses(raw, ATTN_UNSUPPORTED, "pages_dtype = i8", __LINE__);
 }
 
 /* ---- arguments --------------------------------------------------------------------------------- */

@@ -118,7 +118,7 @@ static void pages_allocate_nothing(void **state)
         uint64_t random = seed;
         check_kv_case c;
         attn_kv_plan *plan = NULL;
-        assert_true(check_kv_draw(&c, &random, true));
+        assert_true(check_kv_draw(&c, &random));
         atomic_store(&fail_at, atomic_load(&allocations));
         attn_status status = attn_kv_plan_create(&plan, &c.desc);
         atomic_store(&fail_at, -1);

@@ -11,6 +11,7 @@
 #include "cuda/fallback.h"
 #include "cuda/launch.h"
 #include "cuda/params.h"
+#include "num/half.h"
 #include "planner/attention.h"
 #include "problem/desc.h"
 
@@ -58,12 +59,19 @@ static int64_t tiles_most(const attn_desc *d, const attn_cuda_kernel *k)
     return attn_ceil_div(d->len_kv, k->kv_tile) + 1;
 }
 
-/* Whether k and v are read, and q is, 16 bytes at a time from where they lie. */
+/* Elements of k and v that are read at once. */
+static int64_t elements_at_once(const attn_desc *d)
+{
+    return 16 / attn_dtype_size(attn_kv_dtype(d));
+}
+
+/* Whether k and v are read 16 bytes at a time from where they lie, and q is 4. */
 static bool lies_well(const attn_desc *d)
 {
-    bool even = d->alignment >= 16 && d->dim_qk % 8 == 0 && d->dim_v % 8 == 0;
+    int64_t each = elements_at_once(d);
+    bool even = d->alignment >= 16 && d->dim_qk % each == 0 && d->dim_v % each == 0;
     for (int i = 0; i < 3; i++)
-        even = even && d->q_stride[i] % 8 == 0 && d->k_stride[i] % 8 == 0 && d->v_stride[i] % 8 == 0;
+        even = even && d->q_stride[i] % 8 == 0 && d->k_stride[i] % each == 0 && d->v_stride[i] % each == 0;
     return even;
 }
 
@@ -95,6 +103,10 @@ static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel
     if (why_not) return why_not;
     if (d->len_q * (d->heads_q / d->heads_kv) > ATTN_DECODE_GROUP_ROWS)
         return "it takes 16 packed rows at most: len_q * heads_q / heads_kv";
+    if (!lies_well(d) && elements_at_once(d) == 16)
+        return "beside keys of a byte it takes head dims and strides of k and v that are multiples of 16, of q of 8, "
+               "at "
+               "an alignment of 16";
     if (!lies_well(d))
         return "it takes head dims and strides of q, k and v that are multiples of 8, at an alignment of 16";
     if ((double)d->batch * (double)d->heads_kv * (double)tiles_most(d, k) > INT32_MAX) return "its tiles are too many";
@@ -171,9 +183,10 @@ static unsigned long long unique_tag(void)
 }
 
 /* Bytes of keys and values of a unit of schedule.h. */
-static int64_t unit_bytes(const attn_cuda_kernel *k, int part_tiles)
+static int64_t unit_bytes(const attn_desc *d, const attn_cuda_kernel *k, int part_tiles)
 {
-    return (int64_t)k->kv_tile * (k->dim + k->dim_v) * 2 * (part_tiles ? part_tiles : 1);
+    int64_t size = attn_dtype_size(attn_kv_dtype(d));
+    return k->kv_tile * (k->dim + k->dim_v) * size * (part_tiles ? part_tiles : 1);
 }
 
 static bool lay_out(const attn_desc *d, const attn_cuda_kernel *k, decode_plan *plan)
@@ -201,7 +214,7 @@ static attn_status create(const attn_cuda_problem *of, const attn_cuda_context *
     plan->params.team = ATTN_DECODE_WARPS / plan->teams;
     plan->params.part_tiles = (int)(keys / k->kv_tile), plan->params.tag = unique_tag();
     plan->params.passing_units =
-        (unsigned)(attn_cuda_passing_bytes(of->device) / unit_bytes(k, plan->params.part_tiles));
+        (unsigned)(attn_cuda_passing_bytes(of->device) / unit_bytes(d, k, plan->params.part_tiles));
     plan->params.group = (int)(d->heads_q / d->heads_kv);
     plan->params.by_page = attn_cuda_divisor_of(d->page_size ? d->page_size : 1);
     plan->params.by_group = attn_cuda_divisor_of(plan->params.group);
@@ -227,6 +240,7 @@ static attn_status run(const attn_cuda_call *c)
     attn_decode_params p = plan->params;
     attn_cuda_shape *shape = &p.base.shape;
     attn_cuda_bind(d, a, &p.base);
+    p.scales = attn_cuda_scales_of(d, a);
     if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v) || !lies_well(d))
         return attn_cuda_run_fallback(c, &plan->fallback, &p.base);
     shape->partial_o = attn_cuda_at(c, plan->partial_o), shape->partial_lse = attn_cuda_at(c, plan->partial_lse);
@@ -253,7 +267,7 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
     if (own->teams > 1) attn_say(words, ", in %d teams", own->teams);
     attn_say(words, "\n");
     attn_say(words, "L2         gives up keys and values before other lines where they are at most ");
-    attn_say_bytes(words, (double)own->params.passing_units * (double)unit_bytes(k, own->params.part_tiles));
+    attn_say_bytes(words, (double)own->params.passing_units * (double)unit_bytes(d, k, own->params.part_tiles));
     attn_say(words, "\n");
     attn_say(words, "addresses  q k v");
     attn_cuda_say_fallback(&own->fallback, words);

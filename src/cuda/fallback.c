@@ -29,8 +29,7 @@ attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fall
                                    const attn_cuda_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    attn_cuda_scaled_params scaled = { *p,
-                                       attn_cuda_scales_of(d, c->args) }; /* most kernels read its first part alone */
+    attn_cuda_scaled_params scaled = { *p, attn_cuda_scales_of(d, c->args) };
     return attn_cuda_launch(c, "the fallback", f->function, attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
                             d->heads_q, d->batch, 256, &scaled);
 }

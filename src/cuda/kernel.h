@@ -46,7 +46,8 @@ typedef struct attn_cuda_kernel {
     const char *symbol; /* in its code */
     const char *unit;   /* of the image that holds it */
     attn_cuda_form form;
-    attn_dtype dtype;
+    attn_dtype dtype;                       /* of q */
+    uint32_t kv_dtypes;                     /* bit attn_dtype: those of k and v that it takes */
     int dim, dim_v;                         /* the greatest it takes */
     int q_tile, kv_tile;                    /* rows of each */
     int stages;                             /* of the pipeline that streams by */
@@ -108,6 +109,13 @@ static inline attn_direction attn_cuda_direction(const attn_cuda_kernel *kernel)
                                                         [ATTN_CUDA_BACKWARD] = ATTN_BACKWARD,
                                                         [ATTN_CUDA_FALLBACK_BACKWARD] = ATTN_BACKWARD };
     return of[kernel->form];
+}
+
+/* The kv_dtype of the problems that a kernel takes; 0: k and v may have q's dtype. */
+static inline attn_dtype attn_cuda_kv_dtype(const attn_cuda_kernel *kernel)
+{
+    if (kernel->kv_dtypes >> kernel->dtype & 1) return (attn_dtype)0;
+    return kernel->kv_dtypes >> ATTN_E4M3 & 1 ? ATTN_E4M3 : ATTN_I8;
 }
 
 /* Takes no problem without rows or keys. */

@@ -32,10 +32,10 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count)
     return archs;
 }
 
-/* A variant has one factor for all scores of a work item, and one for its values. */
+/* A variant for many rows has one factor for all scores of a work item, and one for its values. */
 const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
-    if (!attn_cuda_is_variant(k)) return NULL;
+    if (!attn_cuda_is_variant(k) || k->form == ATTN_CUDA_DECODE) return NULL;
     if (d->q_scale_rows || d->k_scale_rows || d->v_scale_rows) return "it takes no scales of blocks of rows";
     if (d->v_scale_stride[3]) return "it takes no scales of channels";
     return attn_out_dtype(d) == ATTN_E4M3 ? "it does not store o as e4m3" : NULL;
@@ -57,6 +57,7 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
     if (attn_cuda_direction(k) != d->direction) return "it computes the other direction";
     if (k->dtype != d->dtype) return "it does not take dtype";
+    if (!(k->kv_dtypes >> attn_kv_dtype(d) & 1)) return "it does not take kv_dtype";
     if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
     uint32_t lacks = d->flags & ~k->features;
     if (!attn_cuda_takes_ranges(k, d)) return "it does not take a chunk of positions";

@@ -26,6 +26,17 @@ static attn_pages_side side_of(const int64_t stride[4])
     return (attn_pages_side){ .stride = { stride[0], stride[1], stride[2] } };
 }
 
+static attn_pages_scales scales_of(const int64_t stride[4], int64_t rows)
+{
+    return (attn_pages_scales){ .stride = { stride[0], stride[1], stride[2], stride[3] }, .rows = (int)rows };
+}
+
+/* Whether rows become bytes, or bytes rows. */
+static bool converts(const attn_kv_desc *d)
+{
+    return d->op != ATTN_KV_COPY && d->pages_dtype != d->dtype;
+}
+
 /* Whether rows of the side are whole pieces of 16 bytes; addresses aside. */
 static bool is_wide(const attn_pages_side *side, int64_t element)
 {
@@ -38,6 +49,7 @@ static bool takes_wide(const attn_kv_desc *d, const attn_pages_params *p)
 {
     const attn_pages_side *sides[] = { &p->k_pages, &p->v_pages, &p->k, &p->v, &p->q, &p->q_out };
     int64_t element = p->element;
+    if (converts(d)) return false;
     bool wide = d->dim_qk * element % WIDE == 0 && d->dim_v * element % WIDE == 0;
     if (d->flags & ATTN_KV_ROTARY) wide &= d->rotary_dim / 2 * element % WIDE == 0;
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++)
@@ -69,18 +81,29 @@ static void fill(const attn_kv_desc *d, kv_plan *plan)
         .dim_v = (int)d->dim_v,
         .rotary_dim = (int)d->rotary_dim,
         .interleaved = !!(d->flags & ATTN_KV_INTERLEAVED),
-        .element = (int)attn_dtype_size(d->dtype)
+        .element = (int)attn_dtype_size(d->dtype),
+        .k_scale = scales_of(d->k_scale_stride, d->k_scale_rows),
+        .v_scale = scales_of(d->v_scale_stride, d->v_scale_rows),
+        .k_scale_from = scales_of(d->k_scale_from_stride, d->k_scale_rows),
+        .v_scale_from = scales_of(d->v_scale_from_stride, d->v_scale_rows),
+        .pages_dtype = d->pages_dtype,
+        .finds_scales = !!(d->flags & ATTN_KV_TOKEN_SCALES)
     };
+    if (copy) p->element = (int)attn_dtype_size(d->pages_dtype);
     plan->blocks = copy ? d->copies : gather ? d->batch * p->entries : d->tokens;
 }
 
 /* bytes: of an access. The names are those that PAGES_KERNEL of common/pages.h writes:
- * attn_pages_append_<dtype>_<bytes>, attn_pages_gather_<bytes>, attn_pages_copy_<bytes>. */
+ * attn_pages_append_<dtype>_<bytes> and so on. */
 static attn_status load(const attn_kv_desc *d, const attn_cuda_context *context, int bytes, CUfunction *function)
 {
     char symbol[64];
-    if (d->op == ATTN_KV_APPEND)
-        snprintf(symbol, sizeof symbol, "attn_pages_append_%s_%d", attn_dtype_name(d->dtype), bytes);
+    if (converts(d))
+        snprintf(symbol, sizeof symbol, "attn_pages_%s_%s_%s_bytes", d->op == ATTN_KV_APPEND ? "append" : "gather",
+                 attn_dtype_name(d->dtype), d->op == ATTN_KV_APPEND ? "to" : "from");
+    else if (d->op == ATTN_KV_APPEND)
+        snprintf(symbol, sizeof symbol, "attn_pages_append_%s_%d",
+                 attn_dtype_size(d->dtype) == 1 ? "bytes" : attn_dtype_name(d->dtype), bytes);
     else
         snprintf(symbol, sizeof symbol, "attn_pages_%s_%d", d->op == ATTN_KV_GATHER ? "gather" : "copy", bytes);
     return attn_cuda_load(context, NULL, symbol, 0, function);
@@ -140,6 +163,9 @@ static void bind(const attn_kv_desc *d, const attn_kv_args *a, attn_pages_params
     p->cu_lens = a->cu_lens, p->lens_kv = a->lens_kv;
     p->table.ids = a->page_table, p->table.starts = a->page_starts, p->table.fault = a->fault;
     p->pairs = a->pairs, p->cos = a->cos, p->sin = a->sin;
+    p->k_scale.at = a->k_scale, p->v_scale.at = a->v_scale;
+    p->k_scale_from.at = (float *)(uintptr_t)a->k_scale_from;
+    p->v_scale_from.at = (float *)(uintptr_t)a->v_scale_from;
 }
 
 static bool is_aligned(const attn_pages_params *p)

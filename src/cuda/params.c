@@ -162,6 +162,7 @@ attn_cuda_scales attn_cuda_scales_of(const attn_desc *d, const attn_args *a)
         .k = scale_of(kv ? a->k_scale : NULL, d->k_scale_stride, d->k_scale_rows, true),
         .v = scale_of(kv ? a->v_scale : NULL, d->v_scale_stride, d->v_scale_rows, true),
         .o = attn_out_dtype(d) == ATTN_E4M3 ? a->o_scale : NULL,
+        .kv_dtype = attn_kv_dtype(d),
     };
 }
 

@@ -157,9 +157,6 @@ static attn_status check_dtypes(const attn_kv_desc *d)
     if (converts && (!is_byte(d->pages_dtype) || is_byte(d->dtype)))
         return attn_fail(ATTN_INVALID, "pages_dtype = %d is not 0, dtype = %s%s", (int)d->pages_dtype,
                          attn_dtype_name(d->dtype), is_byte(d->dtype) ? "" : ", ATTN_E4M3 or ATTN_I8");
-    if (d->device != ATTN_CPU && is_byte(d->pages_dtype))
-        return attn_fail(ATTN_UNSUPPORTED, "pages_dtype = %s: operations on pages of one byte run on the CPU alone",
-                         attn_dtype_name(d->pages_dtype));
     if (d->flags & ATTN_KV_ROTARY && is_byte(d->dtype))
         return attn_fail(ATTN_INVALID, "flags: ATTN_KV_ROTARY needs a dtype of f32, f16 or bf16, not %s",
                          attn_dtype_name(d->dtype));

@@ -261,8 +261,6 @@ static attn_status check_other_kinds(const attn_desc *desc)
     if (desc->direction == ATTN_BACKWARD && attn_out_dtype(desc) != dtype && attn_out_dtype(desc) != ATTN_F32)
         return attn_fail(ATTN_UNSUPPORTED, "direction = ATTN_BACKWARD: out_dtype = %s is neither dtype nor ATTN_F32",
                          attn_dtype_name(out));
-    if (desc->device != ATTN_CPU && (kv != dtype && kv))
-        return attn_fail(ATTN_UNSUPPORTED, "kv_dtype = %s is computed on the CPU alone", attn_dtype_name(kv));
     if (desc->device != ATTN_CPU && out && out != dtype && out != ATTN_F32 && dtype != ATTN_E4M3)
         return attn_fail(ATTN_UNSUPPORTED, "out_dtype = %s beside dtype = %s is computed on the CPU alone",
                          attn_dtype_name(out), attn_dtype_name(dtype));

@@ -17,7 +17,7 @@
 #define EXPECT(condition) ((condition) ? (void)0 : abort())
 #define INFINITE __int_as_float(0x7f800000)
 
-enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5 };
+enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5, I8 = 7 };
 
 DEVICE u32 shared_address(const void *pointer)
 {
@@ -309,6 +309,13 @@ DEVICE u32 pack_e4m3(float a, float b, float c, float d)
            attn_float_to_e4m3(a);
 }
 
+DEVICE int float_to_i8(float x)
+{
+    int8_t y;
+    attn_store_scalar(ATTN_I8, &y, 0, x);
+    return y;
+}
+
 DEVICE float e4m3_to_float(unsigned char x)
 {
     return attn_e4m3_to_float(x);
@@ -317,6 +324,20 @@ DEVICE float e4m3_to_float(unsigned char x)
 DEVICE float half_to_float(unsigned short x)
 {
     return attn_f16_to_float(x);
+}
+
+DEVICE void halves_of_e4m3(u32 x, u32 *low, u32 *high)
+{
+    u32 halves[4];
+    for (int i = 0; i < 4; i++)
+        halves[i] = float_to_half(e4m3_to_float((unsigned char)(x >> (8 * i))));
+    *low = halves[1] << 16 | halves[0], *high = halves[3] << 16 | halves[2];
+}
+
+DEVICE u32 subtract_halves(u32 x, u32 y)
+{
+    return pack_as(F16, half_to_float((unsigned short)x) - half_to_float((unsigned short)y),
+                   half_to_float((unsigned short)(x >> 16)) - half_to_float((unsigned short)(y >> 16)));
 }
 
 /* ---- gpu.h: hints to the compiler ----------------------------------------------------------- */
@@ -362,6 +383,13 @@ DEVICE void ldmatrix_x4_trans(u32 out[4], u32 address)
     gpu_load_transposed(address, out);
 }
 
+DEVICE float2 load_shared_pair(u32 address)
+{
+    float2 x;
+    memcpy(&x, gpu_at(address, 8, 8), 8);
+    return x;
+}
+
 DEVICE void copy_async(u32 to, const void *from, u32 bytes)
 {
     gpu_copy(to, from, bytes);
@@ -381,6 +409,11 @@ DEVICE u64 evict_first(void)
 DEVICE void copy_async_by(u64, u32 to, const void *from, u32 bytes)
 {
     gpu_copy(to, from, bytes);
+}
+
+DEVICE void copy_async_word(u32 to, const void *from, u32 bytes)
+{
+    gpu_copy_word(to, from, bytes);
 }
 
 DEVICE void copy_async_commit(void)

@@ -23,6 +23,7 @@ struct later {
     fake_map map;
     uint64_t due;    /* turn */
     uint64_t number; /* in the order in which they were asked for; COPY: its group */
+    uint32_t whole = 0; /* COPY: bytes that are written */
 };
 
 static std::vector<later> waiting;
@@ -107,8 +108,8 @@ static void perform(const later *l)
         memcpy(memory_at(b, l->to, l->bytes, 16), l->data.data(), l->bytes);
         break;
     case COPY:
-        memcpy(memory_at(b, l->to, 16, 16), l->from, l->bytes);
-        memset(memory_at(b, l->to, 16, 16) + l->bytes, 0, 16 - l->bytes);
+        memcpy(memory_at(b, l->to, l->whole, l->whole), l->from, l->bytes);
+        memset(memory_at(b, l->to, l->whole, l->whole) + l->bytes, 0, l->whole - l->bytes);
         return;
     case STORE:
         memcpy((void *)l->from, source_of(l), l->bytes);
@@ -204,11 +205,21 @@ void gpu_send(uint32_t to, const void *data, uint32_t bytes, uint32_t barrier)
     put_off({ SEND, running, to, barrier, bytes, nullptr, {}, { from, from + bytes }, {}, 0, 0 });
 }
 
+static void put_off_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t whole)
+{
+    if ((uintptr_t)from % whole || bytes > whole) die("a copy of %u bytes from %p", bytes, from);
+    memset(gpu_at(to, whole, whole), 0xff, whole);
+    put_off({ COPY, running, to, 0, bytes, from, {}, {}, {}, 0, running->copy_groups, whole });
+}
+
 void gpu_copy(uint32_t to, const void *from, uint32_t bytes)
 {
-    if ((uintptr_t)from % 16 || bytes > 16) die("a copy of %u bytes from %p", bytes, from);
-    memset(gpu_at(to, 16, 16), 0xff, 16);
-    put_off({ COPY, running, to, 0, bytes, from, {}, {}, {}, 0, running->copy_groups });
+    put_off_copy(to, from, bytes, 16);
+}
+
+void gpu_copy_word(uint32_t to, const void *from, uint32_t bytes)
+{
+    put_off_copy(to, from, bytes, 4);
 }
 
 void gpu_commit_copies(void)

@@ -97,6 +97,7 @@ void gpu_wait_bulk_read();     /* until they have read shared memory */
 /* A thread's copy of 16 bytes, of which those after the first `bytes` become zeros. Until it waits, what is there is no
  * number. gpu_wait_copies: for the thread's groups but the `newer` last ones. */
 void gpu_copy(uint32_t to, const void *from, uint32_t bytes);
+void gpu_copy_word(uint32_t to, const void *from, uint32_t bytes); /* the same of 4 bytes */
 void gpu_commit_copies(void);
 void gpu_wait_copies(int newer);
 

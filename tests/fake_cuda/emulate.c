@@ -110,6 +110,7 @@ static void take_scales(const attn_cuda_scales *s, attn_desc *d, attn_args *a)
     a->k_scale = take_scale(&s->k, &d->k_scale_rows, d->k_scale_stride);
     a->v_scale = take_scale(&s->v, &d->v_scale_rows, d->v_scale_stride);
     a->o_scale = s->o;
+    d->kv_dtype = (attn_dtype)s->kv_dtype;
     if (d->flags & ATTN_SCALES_Q) d->q_scale_heads = s->q.of_kv_heads ? d->heads_kv : d->heads_q;
 }
 
@@ -440,7 +441,8 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
     fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
     fake_take(p, k->dtype, &d, &a);
-    if (k->dtype == ATTN_E4M3) take_scales(&((const attn_cuda_scaled_params *)(const void *)p)->scales, &d, &a);
+    take_scales(&((const attn_cuda_scaled_params *)(const void *)p)->scales, &d, &a);
+    fake_expect(k->kv_dtypes >> d.kv_dtype & 1, symbol, "kv_dtype");
     fake_take_tensors(p, &d, &a);
     take_cache(&p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
@@ -464,6 +466,8 @@ static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunch
                     p->shape.partial_lse,
                 symbol, "workspace");
     fake_take(p, k->dtype, &d, &a);
+    take_scales(&params->scales, &d, &a);
+    fake_expect(k->kv_dtypes >> d.kv_dtype & 1, symbol, "kv_dtype");
     fake_take_tensors(p, &d, &a);
     take_cache(&p->cache, &d, &a);
     const void *const read[] = { a.q, a.k, a.v };
@@ -597,8 +601,7 @@ size_t fake_params_size(const char *symbol, const void *params)
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
-    if (k && k->form != ATTN_CUDA_FORWARD)
-        return k->dtype == ATTN_E4M3 ? sizeof(attn_cuda_scaled_params) : sizeof(attn_cuda_params);
+    if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_scaled_params);
     fake_map q;
     memcpy(&q, &p->q_map, sizeof q);
     if (q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8) return sizeof(attn_sm90_scaled_params);

@@ -56,7 +56,7 @@ enum { Q_SIZE = ROWS * HEADS_Q * DIM, KV_SIZE = KEYS * HEADS_KV * DIM, LSES = HE
 
 typedef struct world {
     _Alignas(16) uint16_t q[BATCH * Q_SIZE];
-    _Alignas(16) uint16_t k[BATCH * KV_SIZE];
+    _Alignas(16) uint16_t k[BATCH * KV_SIZE]; /* and v: of as many bytes as kv_dtype has */
     _Alignas(16) uint16_t v[BATCH * KV_SIZE];
     _Alignas(16) uint16_t o[BATCH * Q_SIZE];
     float lse[BATCH * LSES];
@@ -65,6 +65,11 @@ typedef struct world {
 
 static world drawn, together, alone;
 
+static attn_dtype kv_dtype_of(const attn_cuda_kernel *k)
+{
+    return attn_cuda_kv_dtype(k) ? attn_cuda_kv_dtype(k) : k->dtype;
+}
+
 static void draw(const attn_cuda_kernel *k)
 {
     static const int32_t lens[] = { 700, 1, 1500, 33, 1024 };
@@ -72,8 +77,8 @@ static void draw(const attn_cuda_kernel *k)
     for (int i = 0; i < BATCH * Q_SIZE; i++)
         attn_store_scalar(k->dtype, drawn.q, i, check_normal(&random));
     for (int i = 0; i < BATCH * KV_SIZE; i++) {
-        attn_store_scalar(k->dtype, drawn.k, i, check_normal(&random));
-        attn_store_scalar(k->dtype, drawn.v, i, check_normal(&random));
+        attn_store_scalar(kv_dtype_of(k), drawn.k, i, check_normal(&random) * (kv_dtype_of(k) == ATTN_I8 ? 50 : 1));
+        attn_store_scalar(kv_dtype_of(k), drawn.v, i, check_normal(&random) * (kv_dtype_of(k) == ATTN_I8 ? 50 : 1));
     }
     memcpy(drawn.lens_kv, lens, sizeof lens);
 }
@@ -81,7 +86,9 @@ static void draw(const attn_cuda_kernel *k)
 /* `count` sequences from the one numbered `from` on, in w. */
 static bool run_sequences(const attn_cuda_kernel *k, const char *strategy, int from, int count, world *w)
 {
+    int64_t at = from * KV_SIZE * attn_dtype_size(kv_dtype_of(k));
     attn_desc desc = { .dtype = k->dtype,
+                       .kv_dtype = attn_cuda_kv_dtype(k),
                        .device = ATTN_CUDA,
                        .flags = ATTN_CAUSAL | ATTN_LENS_KV,
                        .batch = count,
@@ -92,8 +99,8 @@ static bool run_sequences(const attn_cuda_kernel *k, const char *strategy, int f
                        .dim_qk = DIM,
                        .strategy = strategy };
     attn_args args = { .q = w->q + from * Q_SIZE,
-                       .k = w->k + from * KV_SIZE,
-                       .v = w->v + from * KV_SIZE,
+                       .k = (const char *)w->k + at,
+                       .v = (const char *)w->v + at,
                        .o = w->o + from * Q_SIZE,
                        .lse = w->lse + from * LSES,
                        .lens_kv = w->lens_kv + from };

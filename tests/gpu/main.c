@@ -6,7 +6,8 @@
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
  * REPETITIONS 0: lengths alone; -1: of E4M3 also the errors at 2048 and 131072 keys. ONLY: forward, backward, pages
- * (alone), bytes (kernels of E4M3), or one kernel's lengths, by its name. ATTN_TEST_SCALE=n: each n-th length. */
+ * (alone), bytes (kernels of E4M3), cache (decode kernels of keys of a byte), or one kernel's lengths, by its name.
+ * ATTN_TEST_SCALE=n: each n-th length. */
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -51,8 +52,9 @@ int main(int argc, char **argv)
                parts = argc > 3 ? atoi(argv[3]) : 1;
     const char *only = argc > 4 ? argv[4] : "";
     const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
-    const bool caches = strcmp(only, "pages") == 0, of_bytes = strcmp(only, "bytes") == 0;
-    const bool one = only[0] && wanted[0] && wanted[1] && !caches && !of_bytes;
+    const bool caches = strcmp(only, "pages") == 0, of_bytes = strcmp(only, "bytes") == 0,
+               of_cache = strcmp(only, "cache") == 0;
+    const bool one = only[0] && wanted[0] && wanted[1] && !caches && !of_bytes && !of_cache;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -75,6 +77,7 @@ int main(int argc, char **argv)
         const attn_cuda_kernel *k = &kernels[i];
         if (!attn_cuda_is_variant(k) && k->dtype != ATTN_E4M3) continue;
         if (!wanted[attn_cuda_direction(k)]) continue;
+        if (of_cache && !attn_cuda_kv_dtype(k)) continue;
         if (one ? strcmp(k->name, only) != 0 : of_bytes && k->dtype != ATTN_E4M3) continue;
         if (attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) {
             printf("SKIPPED: %s: %s\n", k->name, attn_error());

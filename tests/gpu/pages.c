@@ -9,6 +9,7 @@
 #include "check/kv_case.h"
 #include "device/device.h"
 #include "gpu.h"
+#include "num/half.h"
 
 #define COUNT(table) (int)(sizeof(table) / sizeof *(table))
 
@@ -71,6 +72,8 @@ static attn_kv_args args_on_device(const device_case *d)
     a.lens_kv = on_device(d, a.lens_kv), a.page_table = on_device(d, a.page_table);
     a.page_starts = on_device(d, a.page_starts), a.pairs = on_device(d, a.pairs);
     a.cos = on_device(d, a.cos), a.sin = on_device(d, a.sin);
+    a.k_scale = on_device(d, a.k_scale), a.v_scale = on_device(d, a.v_scale);
+    a.k_scale_from = on_device(d, a.k_scale_from), a.v_scale_from = on_device(d, a.v_scale_from);
     return a;
 }
 
@@ -106,11 +109,12 @@ static void random_cases(void)
         uint64_t random = seed;
         check_kv_case c;
         int array;
-        if (!check_kv_draw(&c, &random, false)) {
+        if (!check_kv_draw(&c, &random)) {
             result(false, "pages, seed %llu: not drawn: %s", (unsigned long long)seed, attn_error());
             continue;
         }
-        bool fault = run_on_device(&c, seed % 4 ? 0 : (size_t)(c.desc.dtype == ATTN_F32 ? 4 : 2));
+        int64_t element = c.desc.flags & ATTN_KV_SCALES ? 4 : attn_dtype_size(c.desc.dtype);
+        bool fault = run_on_device(&c, seed % 4 ? 0 : (size_t)element);
         result(!fault, "pages, seed %llu: fault", (unsigned long long)seed);
         int64_t at = check_kv_compare(&c, &array);
         result(at == -1, "pages, seed %llu: op %d, tensor %d, byte %lld", (unsigned long long)seed, (int)c.desc.op,

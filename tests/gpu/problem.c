@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "check/grid.h"
 #include "gpu.h"
 
 check_options options_of(int number)
@@ -26,10 +27,12 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     attn_plan *plan;
     attn_plan_info info = { .splits = 0 };
     desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
+    desc.kv_dtype = attn_cuda_kv_dtype(k);
     check_problem_add(&desc, k->needs & ~desc.flags);
     if (!desc.dim_qk) desc.dim_qk = k->dim;
     if (!desc.dim_v) desc.dim_v = k->dim_v;
     if (k->paged) set_pages(&desc, options.seed);
+    if (desc.kv_dtype) check_grid_scales((int)(options.seed / 4), &desc);
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());

@@ -19,6 +19,8 @@ template <> struct element<BF16> : element_of_bytes<2> {
 };
 template <> struct element<E4M3> : element_of_bytes<1> {
 };
+template <> struct element<I8> : element_of_bytes<1> {
+};
 
 /* Of a 16-bit dtype. */
 template <int dtype> DEVICE float unpack(unsigned short x)
@@ -28,6 +30,32 @@ template <int dtype> DEVICE float unpack(unsigned short x)
         return __int_as_float(x << 16);
     else
         return half_to_float(x);
+}
+
+/* Four elements of a byte as f16, exactly: the low two, and the high two. */
+template <int dtype> DEVICE void halves_of_bytes(u32 x, u32 *low, u32 *high)
+{
+    static_assert(dtype == E4M3 || dtype == I8, "types of a byte");
+    constexpr u32 thousand = 0x64646464, offset = 0x64806480; /* f16: 1024 + a byte without sign; 1024 + 128 */
+    if constexpr (dtype == E4M3) {
+        halves_of_e4m3(x, low, high);
+    } else {
+        *low = subtract_halves(permute_bytes(x ^ 0x80808080, thousand, 0x4140), offset);
+        *high = subtract_halves(permute_bytes(x ^ 0x80808080, thousand, 0x4342), offset);
+    }
+}
+
+/* The same: those in bytes 0 and 2, and in bytes 1 and 3. */
+template <int dtype> DEVICE void halves_of_others(u32 x, u32 *even, u32 *odd)
+{
+    halves_of_bytes<dtype>(permute_bytes(x, 0, 0x3120), even, odd);
+}
+
+/* Two f16 as a 16-bit dtype, exactly where they were elements of a byte. */
+template <int dtype> DEVICE u32 pair_of_halves(u32 x)
+{
+    if constexpr (dtype == F16) return x;
+    return pack_as(dtype, half_to_float((unsigned short)x), half_to_float((unsigned short)(x >> 16)));
 }
 
 /* Of one that is known when running: both, then the right one. */
@@ -49,6 +77,8 @@ template <int dtype> DEVICE float load_input(const void *x, long long i)
 {
     if constexpr (dtype == E4M3)
         return e4m3_to_float(((const unsigned char *)x)[i]);
+    else if constexpr (dtype == I8)
+        return ((const signed char *)x)[i];
     else
         return load_element(dtype, x, i);
 }

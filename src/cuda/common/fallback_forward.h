@@ -50,7 +50,7 @@ DEVICE const attn_cuda_scales *scales_of(const attn_cuda_params *p)
     return &((const attn_cuda_scaled_params *)p)->scales;
 }
 
-/* E4M3: the scales of a row of q, and of a key; the key's place is a page's slot with ATTN_PAGED. */
+/* Of elements of a byte: the scales of a row of q, and of a key; the key's place is a page's slot with ATTN_PAGED. */
 DEVICE float q_scale_of(const attn_cuda_params *p, const fallback_row *w)
 {
     const attn_cuda_scale *q = &scales_of(p)->q;
@@ -65,33 +65,36 @@ DEVICE float key_scale_of(const attn_cuda_params *p, const attn_cuda_scale *s, c
 }
 
 /* Column col of the value at `at` in memory. */
-template <int dtype>
+template <int kv>
 DEVICE float value_of(const attn_cuda_params *p, const fallback_row *w, key_place place, int key, long long at, int col)
 {
-    float x = load_input<dtype>(p->tensors.v, at + col);
-    if constexpr (dtype == E4M3) x *= key_scale_of(p, &scales_of(p)->v, w, place, key, col);
+    float x = load_input<kv>(p->tensors.v, at + col);
+    if constexpr (element<kv>::bytes == 1) x *= key_scale_of(p, &scales_of(p)->v, w, place, key, col);
     return x;
 }
 
-/* Of n columns from elements at_x and at_y on, summed in order; 16 bytes at a time where both lie so. */
-template <int dtype> DEVICE float product_of_rows(const void *x, long long at_x, const void *y, long long at_y, int n)
+/* Of n columns from elements at_x and at_y on, of q and of k, summed in order; 16 bytes at a time where both lie so and
+ * have one type. */
+template <int dtype, int kv>
+DEVICE float product_of_rows(const void *x, long long at_x, const void *y, long long at_y, int n)
 {
     constexpr int bytes = element<dtype>::bytes, together = 16 / bytes;
-    const char *a = (const char *)x + at_x * bytes, *b = (const char *)y + at_y * bytes;
+    const char *a = (const char *)x + at_x * bytes, *b = (const char *)y + at_y * element<kv>::bytes;
     float sum = 0;
     int i = 0;
-    for (; ((size_t)a | (size_t)b) % 16 == 0 && i + together <= n; i += together) {
+    for (; dtype == kv && ((size_t)a | (size_t)b) % 16 == 0 && i + together <= n; i += together) {
         uint4 of_a = *(const uint4 *)(a + i * bytes), of_b = *(const uint4 *)(b + i * bytes);
 #pragma unroll
         for (int j = 0; j < together; j++)
-            sum = fmaf(load_input<dtype>(&of_a, j), load_input<dtype>(&of_b, j), sum);
+            sum = fmaf(load_input<dtype>(&of_a, j), load_input<kv>(&of_b, j), sum);
     }
     for (; i < n; i++)
-        sum = fmaf(load_input<dtype>(a, i), load_input<dtype>(b, i), sum);
+        sum = fmaf(load_input<dtype>(a, i), load_input<kv>(b, i), sum);
     return sum;
 }
 
-template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
+/* kv: of k and v. */
+template <int dtype, int kv> DEVICE void attend_row(const attn_cuda_params *params)
 {
     const attn_cuda_shape *p = &params->shape;
     const attn_cuda_kv_cache *c = &params->cache;
@@ -116,9 +119,10 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
         float score = -INFINITE, weight = 0;
         if (seen) {
             long long k = place.plane * in->k_stride[0] + place.row * in->k_stride[1] + head_k;
-            score = product_of_rows<dtype>(in->q, q, in->k, k, p->dim_qk);
-            if constexpr (dtype == E4M3)
-                score *= q_scale_of(params, &w) * key_scale_of(params, &scales_of(params)->k, &w, place, key, 0);
+            score = product_of_rows<dtype, kv>(in->q, q, in->k, k, p->dim_qk);
+            if constexpr (dtype == E4M3) score *= q_scale_of(params, &w);
+            if constexpr (element<kv>::bytes == 1)
+                score *= key_scale_of(params, &scales_of(params)->k, &w, place, key, 0);
             score = score_of_pair(p, &params->score, batch, head, row, key, t, score).score * LOG2_E;
         }
         u32 some = __ballot_sync(~0u, seen);
@@ -136,12 +140,12 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
             float share = __shfl_sync(~0u, weight, from);
             long long v = shared_place(place, in->v_stride, from) + head_v;
             key_place there = place;
-            if constexpr (dtype == E4M3)
+            if constexpr (element<kv>::bytes == 1)
                 there.plane = __shfl_sync(~0u, place.plane, from), there.row = __shfl_sync(~0u, place.row, from);
 #pragma unroll
             for (int i = 0; i < ATTN_CUDA_FALLBACK_COLUMNS; i++)
                 if (lane + 32 * i < p->dim_v)
-                    out[i] = fmaf(share, value_of<dtype>(params, &w, there, key0 + from, v, lane + 32 * i), out[i]);
+                    out[i] = fmaf(share, value_of<kv>(params, &w, there, key0 + from, v, lane + 32 * i), out[i]);
         }
     }
 
@@ -160,6 +164,18 @@ template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
                                                 : ((long long)batch * p->heads_q + head) * p->len_q + row;
         p->lse[line] = sum == 0 ? -INFINITE : (top + log2f(sum)) * LN_2;
     }
+}
+
+/* params: the first part of attn_cuda_scaled_params. */
+template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
+{
+    int kv = scales_of(params)->kv_dtype;
+    if (kv == dtype)
+        attend_row<dtype, dtype>(params);
+    else if (kv == E4M3)
+        attend_row<dtype, E4M3>(params);
+    else
+        attend_row<dtype, I8>(params);
 }
 
 #endif

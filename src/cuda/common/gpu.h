@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 /* The block's dynamic shared memory. */
 #define SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
 
-enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5 }; /* attn_dtype */
+enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5, I8 = 7 }; /* attn_dtype */
 
 /* ---- arithmetic ---------------------------------------------------------------------------- */
 
@@ -98,6 +98,14 @@ DEVICE u32 pack_e4m3(float a, float b, float c, float d)
     return packed;
 }
 
+/* To nearest even; what is out of range becomes the end of it, NaN 0. */
+DEVICE int float_to_i8(float x)
+{
+    int y;
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
 DEVICE float e4m3_to_float(unsigned char x)
 {
     float y;
@@ -115,6 +123,25 @@ DEVICE float half_to_float(unsigned short x)
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
     return y;
+}
+
+/* Four E4M3 as f16, exactly: the low two, and the high two. */
+DEVICE void halves_of_e4m3(u32 x, u32 *low, u32 *high)
+{
+    asm("{\n.reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(x));
+}
+
+/* x - y of two f16 each. */
+DEVICE u32 subtract_halves(u32 x, u32 y)
+{
+    u32 z;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
 }
 
 /* ---- hints to the compiler ----------------------------------------------------------------- */

@@ -8,7 +8,8 @@
  * Kernels that every architecture makes of this folder's headers, each with its parameter struct as the only argument
  * (__grid_constant__); they take every feature, dtype, stride and dim to ATTN_CUDA_DIM_MOST, and are not fast:
  *
- *   attn_<arch>_fallback_<dtype>: the forward. attn_cuda_params; grid (ceil(len_q / 8), heads_q, batch), block 256.
+ *   attn_<arch>_fallback_<dtype>: the forward. attn_cuda_scaled_params; grid (ceil(len_q / 8), heads_q, batch), block
+ * 256.
  *
  *   attn_<arch>_backward_fallback_q_<dtype>: dQ, parts of grad_alibi. attn_cuda_backward_params; grid (ceil(len_q / 8),
  *   heads_q, batch), block 256.
@@ -125,6 +126,7 @@ typedef struct attn_cuda_scale {
 typedef struct attn_cuda_scales {
     attn_cuda_scale q, k, v;
     const float *o; /* ATTN_E4M3 outputs are divided by it; NULL: 1 */
+    int kv_dtype;   /* attn_dtype of k and v */
 } attn_cuda_scales;
 
 /* What caches of keys add to a problem. Tables are NULL where their flag is missing. ATTN_PAGED: k and v are (page,
@@ -147,7 +149,7 @@ typedef struct attn_cuda_params {
     attn_cuda_kv_cache cache;
 } attn_cuda_params;
 
-/* Of a kernel whose q is E4M3. */
+/* Of a kernel whose q is E4M3, and of the fallback kernels, whose k and v may have a byte. */
 typedef struct attn_cuda_scaled_params {
     attn_cuda_params common;
     attn_cuda_scales scales;

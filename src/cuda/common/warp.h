@@ -65,10 +65,23 @@ DEVICE void ldmatrix_x4_trans(u32 out[4], u32 address)
                  : "memory");
 }
 
+DEVICE float2 load_shared_pair(u32 address)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
+
 /* 16 bytes to shared memory, of which those after the first `bytes` become zeros. */
 DEVICE void copy_async(u32 to, const void *from, u32 bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+/* 4 bytes, by L1; bytes: 4, or 0, which writes zeros. */
+DEVICE void copy_async_word(u32 to, const void *from, u32 bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 /* What L2 does with lines that are read: keeps them like others, or gives them up first. */

@@ -6,14 +6,15 @@
 #include "common/params.h"
 
 /* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
-#define FORWARD_OF(dtype, name, type)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) attn_sm90_fallback_##name(const __grid_constant__ type params) \
-    {                                                                                                                \
-        attend_row<dtype>((const attn_cuda_params *)&params);                                                        \
+#define FORWARD_OF(dtype, name)                                                \
+    extern "C" __global__ void __launch_bounds__(256)                                 \
+        attn_sm90_fallback_##name(const __grid_constant__ attn_cuda_scaled_params params) \
+    {                                                                                 \
+        attend_row<dtype>(&params.common);                                            \
     }
 
 #define KERNELS_OF(dtype, name)                                                                           \
-    FORWARD_OF(dtype, name, attn_cuda_params)                                                             \
+    FORWARD_OF(dtype, name)                                                             \
     extern "C" __global__ void __launch_bounds__(256)                                                     \
         attn_sm90_backward_fallback_q_##name(const __grid_constant__ attn_cuda_backward_params params)    \
     {                                                                                                     \
@@ -33,4 +34,4 @@
 KERNELS_OF(F32, f32)
 KERNELS_OF(F16, f16)
 KERNELS_OF(BF16, bf16)
-FORWARD_OF(E4M3, e4m3, attn_cuda_scaled_params)
+FORWARD_OF(E4M3, e4m3)

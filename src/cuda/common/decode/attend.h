@@ -4,9 +4,11 @@
 #ifndef ATTN_CUDA_COMMON_DECODE_ATTEND_H
 #define ATTN_CUDA_COMMON_DECODE_ATTEND_H
 
+#include "common/element.h"
 #include "common/gpu.h"
 #include "common/mask.h"
 #include "common/mask_pair.h"
+#include "common/scale.h"
 #include "common/score_pair.h"
 #include "common/sequence.h"
 #include "common/warp.h"
@@ -20,17 +22,27 @@ enum {
     FLAG_DECODE_PAIRS = FLAG_INTERVALS | FLAG_BLOCKS | FLAG_BITS | FLAG_SOFTCAP | FLAG_ALIBI | FLAG_BIAS | FLAG_DROPOUT
 };
 
+/* Where values have a byte, columns 16 c + 4 t to 16 c + 4 t + 3 are the lane's of out[2 c] and out[2 c + 1], by turns;
+ * and where they have scales of keys, out is in units of `unit`: f16 holds P times such a scale only if it is about 1
+ * at most. */
 template <class C> struct decode_rows {
     float out[C::dim_v / 8][4];
     float top[2], sum[2]; /* of scores in log2 units; sum: of the lane's columns alone */
+    float unit[2];
     key_ranges ranges[2];
 };
+
+/* Whether each key's value has a scale of its own. */
+template <class C> DEVICE bool scales_values(const attn_decode_params *d)
+{
+    return C::bytes == 1 && d->scales.v.at && d->scales.v.rows;
+}
 
 template <class C> DEVICE void begin_rows(const decode_segment *s, decode_rows<C> *rows)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        rows->top[i] = -INFINITE, rows->sum[i] = 0;
+        rows->top[i] = -INFINITE, rows->sum[i] = 0, rows->unit[i] = 1;
         rows->ranges[i] = s->ranges[threadIdx.x % 32 / 4 + 8 * i];
     }
 #pragma unroll
@@ -101,7 +113,7 @@ template <class C> DEVICE void multiply_keys(const decode_queries<C> *q, u32 key
 #pragma unroll
         for (int n = 0; n < C::keys / 16; n++) {
             u32 b[4];
-            ldmatrix_x4(b, keys + piece_of<C::dim>(n * 16 + row, 2 * k + lane / 8 % 2));
+            ldmatrix_x4(b, keys + piece_of<2 * C::dim>(n * 16 + row, 2 * k + lane / 8 % 2));
             warp_mma<C::dtype>(scores[2 * n], a, b);
             warp_mma<C::dtype>(scores[2 * n + 1], a, b + 2);
         }
@@ -120,24 +132,120 @@ template <class C> DEVICE void multiply_values(const float (*p)[4], u32 values, 
 #pragma unroll
         for (int column = 0; column < C::dim_v / 16; column++) {
             u32 b[4];
-            ldmatrix_x4_trans(b, values + piece_of<C::dim_v>(n * 16 + lane % 16, 2 * column + lane / 16));
+            ldmatrix_x4_trans(b, values + piece_of<2 * C::dim_v>(n * 16 + lane % 16, 2 * column + lane / 16));
             warp_mma<C::dtype>(out[2 * column], a, b);
             warp_mma<C::dtype>(out[2 * column + 1], a, b + 2);
         }
     }
 }
 
+/* The same of keys of a byte: a matrix has 16 columns of 8 keys, in the order of load_queries. */
+template <class C> DEVICE void multiply_byte_keys(const decode_queries<C> *q, u32 keys, float (*scores)[4])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < C::keys / 8; i++)
+        zero_floats(scores[i], 4);
+#pragma unroll
+    for (int k = 0; k < C::dim / C::step; k++) {
+        uint4 x = q->fragment[32 * k + lane];
+        u32 a[4] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+        for (int n = 0; n < C::keys / 32; n++) {
+            u32 words[4];
+            ldmatrix_x4(words, keys + piece_of<C::dim>(n * 32 + lane, k));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 b[2];
+                halves_of_bytes<C::kv>(words[i], &b[0], &b[1]);
+                b[0] = pair_of_halves<C::dtype>(b[0]), b[1] = pair_of_halves<C::dtype>(b[1]);
+                warp_mma<C::dtype>(scores[4 * n + i], a, b);
+            }
+        }
+    }
+}
+
+/* The same of values of a byte, by f16: a transposed matrix has, of two keys, two columns side by side. */
+template <class C> DEVICE void multiply_byte_values(const float (*p)[4], u32 values, float (*out)[4])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < C::keys / C::step; n++) {
+        const float *left = p[2 * n], *right = p[2 * n + 1];
+        u32 a[4] = { pack_as(F16, left[0], left[1]), pack_as(F16, left[2], left[3]), pack_as(F16, right[0], right[1]),
+                     pack_as(F16, right[2], right[3]) };
+#pragma unroll
+        for (int column = 0; column < C::dim_v / 32; column++) {
+            u32 words[4];
+            ldmatrix_x4_trans(words, values + piece_of<C::dim_v>(n * 16 + lane % 16, 2 * column + lane / 16));
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32 even[2], odd[2];
+                halves_of_others<C::kv>(words[2 * i], &even[0], &odd[0]);
+                halves_of_others<C::kv>(words[2 * i + 1], &even[1], &odd[1]);
+                warp_mma<F16>(out[4 * column + 2 * i], a, even);
+                warp_mma<F16>(out[4 * column + 2 * i + 1], a, odd);
+            }
+        }
+    }
+}
+
+/* Products become those with keys as they are: `one`: the scale of all, or, where each has its own, at `scales`. */
+template <class C> DEVICE void scale_products(const attn_decode_params *d, float one, u32 scales, float (*scores)[4])
+{
+    const attn_cuda_scale *k = &d->scales.k;
+    u32 mine = scales + 8 * (threadIdx.x % 4);
+    if (!k->at) return;
+#pragma unroll
+    for (int i = 0; i < C::keys / 8; i++) {
+        float2 x = k->rows ? load_shared_pair(mine + 32 * i) : make_float2(one, one);
+        scores[i][0] *= x.x, scores[i][1] *= x.y, scores[i][2] *= x.x, scores[i][3] *= x.y;
+    }
+}
+
+/* P becomes P times the scales of keys at `scales`, in units of rows->unit: powers of two, of which the tile's greatest
+ * is no more than 2. */
+template <class C> DEVICE void scale_weights(decode_rows<C> *rows, u32 scales, float (*p)[4])
+{
+    u32 mine = scales + 8 * (threadIdx.x % 4);
+    float most[2] = { 0, 0 }, inverse[2];
+#pragma unroll
+    for (int i = 0; i < C::keys / 8; i++) {
+        float2 x = load_shared_pair(mine + 32 * i);
+        p[i][0] *= x.x, p[i][1] *= x.y, p[i][2] *= x.x, p[i][3] *= x.y;
+        most[0] = fmaxf(most[0], fmaxf(fabsf(p[i][0]), fabsf(p[i][1])));
+        most[1] = fmaxf(most[1], fmaxf(fabsf(p[i][2]), fabsf(p[i][3])));
+    }
+    bool shrinks = false;
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
+        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
+        u32 bits = __float_as_int(fmaxf(most[i], rows->unit[i])) & 0x7f800000;
+        bits = min(max(bits, 1u << 23), 253u << 23);
+        inverse[i] = __int_as_float((254u << 23) - bits), factor[i] = rows->unit[i] * inverse[i];
+        rows->unit[i] = __int_as_float(bits), shrinks = shrinks || factor[i] != 1;
+    }
+#pragma unroll
+    for (int i = 0; i < C::keys / 2; i++)
+        p[i / 4][i % 4] *= inverse[i / 2 % 2];
+    if (!__any_sync(~0u, shrinks)) return;
+#pragma unroll
+    for (int i = 0; i < C::dim_v / 2; i++)
+        rows->out[i / 4][i % 4] *= factor[i / 2 % 2];
+}
+
 /* Scores of a tile become P = 2^(score - top); `top` rises, and what was summed shrinks. present: the keys that are in
  * shared memory. */
 template <class C>
 DEVICE void softmax_step(const attn_decode_params *d, const decode_segment *s, decode_rows<C> *rows, int key0,
-                         u32 present, float (*scores)[4])
+                         key_set<C::keys> present, float (*scores)[4])
 {
     const attn_cuda_shape *p = &d->base.shape;
     int column = 2 * (threadIdx.x % 4);
     u32 kept = ~0u;
-    bool full =
-        present == ~0u >> (32 - C::keys) && sees_all<C>(&rows->ranges[0], key0) && sees_all<C>(&rows->ranges[1], key0);
+    bool full = present.is_all() && sees_all<C>(&rows->ranges[0], key0) && sees_all<C>(&rows->ranges[1], key0);
     if (p->flags & FLAG_DECODE_PAIRS) {
         kept = change_decode_scores<C>(d, s, key0, scores);
     } else {
@@ -149,7 +257,7 @@ DEVICE void softmax_step(const attn_decode_params *d, const decode_segment *s, d
 #pragma unroll
         for (int i = 0; i < C::keys / 2; i++) {
             int at = i / 4 * 8 + column + i % 2;
-            if (!(present >> at & 1) || !in_ranges(&rows->ranges[i / 2 % 2], key0 + at))
+            if (!(present.of[at / 32] >> at % 32 & 1) || !in_ranges(&rows->ranges[i / 2 % 2], key0 + at))
                 scores[i / 4][i % 4] = -INFINITE;
         }
     }
@@ -169,9 +277,13 @@ DEVICE void softmax_step(const attn_decode_params *d, const decode_segment *s, d
             shrink[i] = top[i] > rows->top[i] ? exp2_approx(rows->top[i] - top[i]) : 1;
             rows->top[i] = top[i], rows->sum[i] *= shrink[i];
         }
+        if (scales_values<C>(d)) {
+            rows->unit[0] *= shrink[0], rows->unit[1] *= shrink[1];
+        } else {
 #pragma unroll
-        for (int i = 0; i < C::dim_v / 2; i++)
-            rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];
+            for (int i = 0; i < C::dim_v / 2; i++)
+                rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];
+        }
     }
     const float reference[2] = { top[0] == -INFINITE ? 0 : top[0], top[1] == -INFINITE ? 0 : top[1] };
 #pragma unroll

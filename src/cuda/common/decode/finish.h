@@ -6,6 +6,7 @@
 #include "common/dropout.h"
 #include "common/element.h"
 #include "common/gpu.h"
+#include "common/scale.h"
 #include "common/sequence.h"
 #include "common/warp.h"
 
@@ -28,7 +29,7 @@ struct decode_exchange {
 /* The queries of fewer teams leave room for more columns. A power of two. */
 template <class C> DEVICE int decode_columns(const attn_decode_params *d)
 {
-    return d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::dim_v) : ATTN_DECODE_COLUMNS_LEAST;
+    return d->team == ATTN_DECODE_WARPS ? ATTN_DECODE_COLUMNS(C::bytes, C::dim_v) : C::columns_least;
 }
 
 /* Four columns of a packed row of O: x / sum, where sums are relative to 2^top. */
@@ -164,17 +165,39 @@ DEVICE decode_quad add_warps(const attn_decode_params *d, decode_exchange *e, in
 /* The warp's O of `columns` columns from `from` on. */
 template <class C> DEVICE void give_columns(const decode_rows<C> *rows, int from, int columns, decode_exchange *e)
 {
-    constexpr int block = ATTN_DECODE_COLUMNS_LEAST;
+    constexpr int block = C::columns_least;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int b = 0; b < C::dim_v; b += block) {
         if (b < from || b >= from + columns) continue;
-        float *to = e->at(warp, lane / 4, b - from + 2 * (lane % 4), columns);
+        float *to = e->at(warp, lane / 4, b - from + (C::bytes == 1 ? 4 : 2) * (lane % 4), columns);
+        if constexpr (C::bytes == 1) {
 #pragma unroll
-        for (int i = 0; i < block / 2; i += 2)
-            *(float2 *)(to + i / 2 % 2 * 8 * (columns + 8) + i / 4 * 8) =
-                make_float2(rows->out[b / 8 + i / 4][i % 4], rows->out[b / 8 + i / 4][i % 4 + 1]);
+            for (int i = 0; i < block / 8; i++) {
+                const float *even = rows->out[b / 8 + i / 2 * 2] + i % 2 * 2, *odd = even + 4;
+                float unit = rows->unit[i % 2];
+                *(float4 *)(to + i % 2 * 8 * (columns + 8) + i / 2 * 16) =
+                    make_float4(even[0] * unit, odd[0] * unit, even[1] * unit, odd[1] * unit);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < block / 2; i += 2)
+                *(float2 *)(to + i / 2 % 2 * 8 * (columns + 8) + i / 4 * 8) =
+                    make_float2(rows->out[b / 8 + i / 4][i % 4], rows->out[b / 8 + i / 4][i % 4 + 1]);
+        }
     }
+}
+
+/* By scales of values that are not of single keys: of all, or of channels. */
+template <class C>
+DEVICE void scale_quad(const attn_decode_params *d, const decode_segment *s, int column, decode_quad *quad)
+{
+    const attn_cuda_scale *v = &d->scales.v;
+    if (!v->at || v->rows || quad->sum == 0 || column >= d->base.shape.dim_v) return;
+    quad->x.x *= scale_at(v, s->batch, 0, s->kv_head, column),
+        quad->x.y *= scale_at(v, s->batch, 0, s->kv_head, column + 1);
+    quad->x.z *= scale_at(v, s->batch, 0, s->kv_head, column + 2);
+    quad->x.w *= scale_at(v, s->batch, 0, s->kv_head, column + 3);
 }
 
 /* Adds up what the team's warps have of rows, and stores it: as O, or as a part. */
@@ -198,6 +221,7 @@ DEVICE void exchange_rows(const attn_decode_params *d, const decode_segment *s, 
         for (int i = 32 * in_team + lane; i < packed_rows(d, s) << row_log; i += 32 * d->team) {
             int r = i >> row_log, column = (i * 4) & (columns - 1);
             decode_quad quad = add_warps(d, e, warp - in_team, r, column, columns);
+            if constexpr (C::bytes == 1) scale_quad<C>(d, s, from + column, &quad);
             if (s->parts > 1)
                 store_part<C>(d, slot_of(d, s, s->part), r, from + column, quad);
             else

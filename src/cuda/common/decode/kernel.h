@@ -28,15 +28,23 @@ template <class C> struct decode_warp {
         return ring + at * C::stage;
     }
 
+    /* Of the keys, then of the values. */
+    INLINE u32 scales_at(int at) const
+    {
+        return keys_at(at) + C::key_bytes + C::value_bytes;
+    }
+
     /* Copies the keys of the tile that was looked up, and says which. */
     INLINE void copy_keys()
     {
         const attn_cuda_shape *p = &d->base.shape;
         if (loader.some) {
-            u32 present = present_keys<C>(d, &loader);
+            const decode_segment *s = &notes->segments[loader.segment];
+            key_set<C::keys> present = present_keys<C>(d, &loader);
             if (threadIdx.x % 32 == 0) notes->present[stage] = present;
-            copy_rows<C, C::dim>(policy, keys_at(stage), d->base.tensors.k, d->base.tensors.k_stride,
-                                 notes->segments[loader.segment].kv_head, p->dim_qk, present, loader.place);
+            copy_rows<C, C::dim>(policy, keys_at(stage), d->base.tensors.k, d->base.tensors.k_stride, s->kv_head,
+                                 p->dim_qk, present, loader.place);
+            if constexpr (C::bytes == 1) copy_scales<C>(d, &d->scales.k, scales_at(stage), s, &loader);
         }
         copy_async_commit();
     }
@@ -44,10 +52,16 @@ template <class C> struct decode_warp {
     INLINE void copy_values()
     {
         const attn_cuda_shape *p = &d->base.shape;
-        if (loader.some)
+        if (loader.some) {
+            const decode_segment *s = &notes->segments[loader.segment];
+            key_set<C::keys> present;
+#pragma unroll
+            for (int i = 0; i < C::keys_of_lane; i++)
+                present.of[i] = __ballot_sync(~0u, loader.exists[i]);
             copy_rows<C, C::dim_v>(policy, keys_at(stage) + C::key_bytes, d->base.tensors.v, d->base.tensors.v_stride,
-                                   notes->segments[loader.segment].kv_head, p->dim_v, __ballot_sync(~0u, loader.exists),
-                                   loader.place);
+                                   s->kv_head, p->dim_v, present, loader.place);
+            if constexpr (C::bytes == 1) copy_scales<C>(d, &d->scales.v, scales_at(stage) + 4 * C::keys, s, &loader);
+        }
         copy_async_commit();
     }
 
@@ -56,11 +70,18 @@ template <class C> struct decode_warp {
                      bool some)
     {
         float scores[C::keys / 8][4];
-        u32 keys = keys_at(stage), present = notes->present[stage];
+        u32 keys = keys_at(stage);
+        key_set<C::keys> present = notes->present[stage];
         if (some) {
+            float one = C::bytes == 1 && !d->scales.k.rows ? scale_at(&d->scales.k, s->batch, 0, s->kv_head, 0) : 1;
             copy_async_wait<C::newer>();
             __syncwarp();
-            multiply_keys<C>(queries, keys, scores);
+            if constexpr (C::bytes == 1) {
+                multiply_byte_keys<C>(queries, keys, scores);
+                scale_products<C>(d, one, scales_at(stage), scores);
+            } else {
+                multiply_keys<C>(queries, keys, scores);
+            }
         }
         __syncwarp();
         copy_keys();
@@ -68,7 +89,12 @@ template <class C> struct decode_warp {
             softmax_step(d, s, rows, key_of_tile<C::keys>(&s->of, tile), present, scores);
             copy_async_wait<C::newer>();
             __syncwarp();
-            multiply_values<C>(scores, keys + C::key_bytes, rows->out);
+            if constexpr (C::bytes == 1) {
+                if (scales_values<C>(d)) scale_weights<C>(rows, scales_at(stage) + 4 * C::keys, scores);
+                multiply_byte_values<C>(scores, keys + C::key_bytes, rows->out);
+            } else {
+                multiply_values<C>(scores, keys + C::key_bytes, rows->out);
+            }
         }
         __syncwarp();
         copy_values();
@@ -79,7 +105,7 @@ template <class C> struct decode_warp {
 template <class C> DEVICE void decode(const attn_decode_params *d)
 {
     SHARED_MEMORY(memory);
-    constexpr int at_notes = ATTN_DECODE_RING(C::dim, C::dim_v, C::keys, C::stages),
+    constexpr int at_notes = ATTN_DECODE_RING(C::bytes, C::dim, C::dim_v, C::keys, C::stages),
                   at_exchange = at_notes + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(C::stages);
     static_assert(decode_notes<C>::slots * sizeof(decode_queries<C>) == ATTN_DECODE_QUERIES(C::dim, C::stages),
                   "queries fill their room");

@@ -16,7 +16,8 @@
  * combination cost more [m]. */
 #define ATTN_DECODE_WHOLE_TILES 128
 
-/* base.tensors: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v of 8 elements.
+/* base.tensors: addresses and strides of k and v are multiples of 16 bytes, dim_qk and dim_v of 8 elements; where k and
+ * v have a byte, of 16.
  * base.shape: with o_wide o is stored four elements at a time; partial_o and partial_lse are the workspace for parts:
  * each has ATTN_DECODE_GROUP_ROWS rows, of the kernel's dim_v in partial_o. */
 typedef struct attn_decode_params {
@@ -28,6 +29,7 @@ typedef struct attn_decode_params {
     unsigned passing_units; /* of schedule.h: up to so many, keys and values are marked evict-first in L2 */
     int group;              /* query heads per KV head */
     attn_cuda_divisor by_group, by_page; /* by_page: page_size; ATTN_PAGED */
+    attn_cuda_scales scales;             /* of k and v, where these have a byte */
 } attn_decode_params;
 
 /* Parts in the workspace: the first and the last of each team's range; with split-keys one per part. */
@@ -35,24 +37,27 @@ typedef struct attn_decode_params {
 
 /* Shared memory: each warp's ring of KV tiles, and its notes; the exchange of O between the warps of a team, so many
  * columns at a time, with tops and sums; each team's queries. A CTA of one team exchanges more columns at once. */
-#define ATTN_DECODE_COLUMNS_LEAST 64
-#define ATTN_DECODE_COLUMNS(dim_v) ((dim_v) > 128 ? ATTN_DECODE_COLUMNS_LEAST : (dim_v))
-/* dim: of keys; dim_v: of values; elements have 2 bytes. */
-#define ATTN_DECODE_RING(dim, dim_v, keys, stages) (ATTN_DECODE_WARPS * (stages) * (keys) * ((dim) + (dim_v)) * 2)
+#define ATTN_DECODE_COLUMNS_LEAST(bytes) ((bytes) == 1 ? 32 : 64)
+#define ATTN_DECODE_COLUMNS(bytes, dim_v) ((dim_v) > 128 ? ATTN_DECODE_COLUMNS_LEAST(bytes) : (dim_v))
+/* bytes: of an element of keys and values; those of one have two scales a key besides. dim: of keys; dim_v: of values.
+ */
+#define ATTN_DECODE_STAGE(bytes, dim, dim_v, keys) ((keys) * (((dim) + (dim_v)) * (bytes) + ((bytes) == 1 ? 8 : 0)))
+#define ATTN_DECODE_RING(bytes, dim, dim_v, keys, stages) \
+    (ATTN_DECODE_WARPS * (stages)*ATTN_DECODE_STAGE(bytes, dim, dim_v, keys))
 #define ATTN_DECODE_EXCHANGE(columns) \
     (ATTN_DECODE_WARPS * ATTN_DECODE_GROUP_ROWS * ((columns) + 8) * 4 + 128 * ATTN_DECODE_WARPS + 128)
 #define ATTN_DECODE_SLOTS(stages) ((stages) + 2) /* segments that a warp knows of */
 #define ATTN_DECODE_QUERIES(dim, stages) (ATTN_DECODE_SLOTS(stages) * ATTN_DECODE_GROUP_ROWS * (dim)*2)
 #define ATTN_DECODE_NOTES(stages) (ATTN_DECODE_SLOTS(stages) * 400 + 384)
-#define ATTN_DECODE_ONE_TEAM(dim, dim_v, stages) \
-    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS(dim_v)) + ATTN_DECODE_QUERIES(dim, stages))
-#define ATTN_DECODE_TEAMS(dim, stages)                 \
-    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS_LEAST) + \
+#define ATTN_DECODE_ONE_TEAM(bytes, dim, dim_v, stages) \
+    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS(bytes, dim_v)) + ATTN_DECODE_QUERIES(dim, stages))
+#define ATTN_DECODE_TEAMS(bytes, dim, stages)                 \
+    (ATTN_DECODE_EXCHANGE(ATTN_DECODE_COLUMNS_LEAST(bytes)) + \
      ATTN_DECODE_WARPS / ATTN_DECODE_TEAM_LEAST(dim) * ATTN_DECODE_QUERIES(dim, stages))
-#define ATTN_DECODE_SMEM(dim, dim_v, keys, stages)                                                \
-    (ATTN_DECODE_RING(dim, dim_v, keys, stages) + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages) + \
-     (ATTN_DECODE_ONE_TEAM(dim, dim_v, stages) > ATTN_DECODE_TEAMS(dim, stages)                   \
-          ? ATTN_DECODE_ONE_TEAM(dim, dim_v, stages)                                              \
-          : ATTN_DECODE_TEAMS(dim, stages)))
+#define ATTN_DECODE_SMEM(bytes, dim, dim_v, keys, stages)                                                \
+    (ATTN_DECODE_RING(bytes, dim, dim_v, keys, stages) + ATTN_DECODE_WARPS * ATTN_DECODE_NOTES(stages) + \
+     (ATTN_DECODE_ONE_TEAM(bytes, dim, dim_v, stages) > ATTN_DECODE_TEAMS(bytes, dim, stages)            \
+          ? ATTN_DECODE_ONE_TEAM(bytes, dim, dim_v, stages)                                              \
+          : ATTN_DECODE_TEAMS(bytes, dim, stages)))
 
 #endif

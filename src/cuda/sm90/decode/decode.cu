@@ -7,5 +7,6 @@
 extern "C" __global__ void __launch_bounds__(ATTN_DECODE_THREADS, 1)
     SYMBOL(ATTN_NAME)(const __grid_constant__ attn_decode_params params)
 {
-    decode<decode_config<ATTN_DTYPE, ATTN_DIM, ATTN_DIM_V, ATTN_KV_TILE, ATTN_STAGES>>(&params);
+    enum { OWN = ATTN_DTYPE }; /* k and v have q's */
+    decode<decode_config<ATTN_DTYPE, ATTN_KV, ATTN_DIM, ATTN_DIM_V, ATTN_KV_TILE, ATTN_STAGES>>(&params);
 }

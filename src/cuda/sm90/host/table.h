@@ -38,11 +38,27 @@ enum {
     ATTN_SM90_BYTES_F16 = 2,
     ATTN_SM90_BYTES_BF16 = 2,
     ATTN_SM90_BYTES_E4M3 = 1,
-    ATTN_SM90_SCALES_F32 = 0,
     ATTN_SM90_SCALES_F16 = 0,
     ATTN_SM90_SCALES_BF16 = 0,
     ATTN_SM90_SCALES_E4M3 = ATTN_SCALES_KV | ATTN_SCALES_Q
 };
+
+/* What a row's kv says of a decode kernel: the dtype of k and v, bytes of an element, flags that it adds. */
+#define ATTN_SM90_KV_OWN(dtype) ATTN_##dtype
+#define ATTN_SM90_KV_E4M3(dtype) ATTN_E4M3
+#define ATTN_SM90_KV_I8(dtype) ATTN_I8
+enum {
+    ATTN_SM90_KV_BYTES_OWN = 2,
+    ATTN_SM90_KV_BYTES_E4M3 = 1,
+    ATTN_SM90_KV_BYTES_I8 = 1,
+    ATTN_SM90_KV_SCALES_OWN = 0,
+    ATTN_SM90_KV_SCALES_E4M3 = ATTN_SCALES_KV,
+    ATTN_SM90_KV_SCALES_I8 = ATTN_SCALES_KV
+};
+
+/* What k and v of the fallback kernels may be: of q's dtype, or bytes. */
+#define ATTN_SM90_FALLBACK_KV(TYPE) \
+    (1u << ATTN_##TYPE | 1u << ATTN_E4M3 | (ATTN_##TYPE == ATTN_E4M3 ? 0 : 1u << ATTN_I8))
 
 /* What a problem must ask for, by a row's mask and score. */
 enum {
@@ -71,20 +87,22 @@ enum {
     ATTN_SM90_LACKS_FINALISED = ATTN_WINDOW | ATTN_CUDA_LENGTHS
 };
 
-#define ATTN_SM90_FALLBACK(type, TYPE)                                                                           \
-    {                                                                                                            \
-        .arch = &attn_sm90, .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type,               \
-        .unit = "sm90/fallback.cu", .form = ATTN_CUDA_FALLBACK, .dtype = ATTN_##TYPE, .dim = ATTN_CUDA_DIM_MOST, \
-        .dim_v = ATTN_CUDA_DIM_MOST, .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = 1, .cluster = 1,              \
-        .features = ATTN_SM90_EVERY | ATTN_SM90_SCALES_##TYPE, .threads = 256                                    \
+#define ATTN_SM90_FALLBACK(type, TYPE)                                                                                \
+    {                                                                                                                 \
+        .arch = &attn_sm90, .name = "sm90_fallback_" #type, .symbol = "attn_sm90_fallback_" #type,                    \
+        .unit = "sm90/fallback.cu", .form = ATTN_CUDA_FALLBACK, .dtype = ATTN_##TYPE,                                 \
+        .kv_dtypes = ATTN_SM90_FALLBACK_KV(TYPE), .dim = ATTN_CUDA_DIM_MOST, .dim_v = ATTN_CUDA_DIM_MOST,             \
+        .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = 1, .cluster = 1,                                                \
+        .features = ATTN_SM90_EVERY | ATTN_SCALES_KV | (ATTN_##TYPE == ATTN_E4M3 ? ATTN_SCALES_Q : 0), .threads = 256 \
     }
 
 #define ATTN_SM90_FALLBACK_BACKWARD(type, TYPE)                                                                        \
     {                                                                                                                  \
         .arch = &attn_sm90, .name = "sm90_backward_fallback_" #type, .symbol = "attn_sm90_backward_fallback_q_" #type, \
         .unit = "sm90/fallback.cu", .form = ATTN_CUDA_FALLBACK_BACKWARD, .dtype = ATTN_##TYPE,                         \
-        .dim = ATTN_CUDA_DIM_MOST, .dim_v = ATTN_CUDA_DIM_MOST, .q_tile = ATTN_CUDA_FALLBACK_ROWS,                     \
-        .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1, .features = ATTN_SM90_ALL, .threads = 256                    \
+        .kv_dtypes = 1u << ATTN_##TYPE, .dim = ATTN_CUDA_DIM_MOST, .dim_v = ATTN_CUDA_DIM_MOST,                        \
+        .q_tile = ATTN_CUDA_FALLBACK_ROWS, .kv_tile = ATTN_CUDA_FALLBACK_ROWS, .cluster = 1,                           \
+        .features = ATTN_SM90_ALL, .threads = 256                                                                      \
     }
 
 #define ATTN_SM90_FALLBACKS                                                                     \
@@ -98,8 +116,9 @@ enum {
                   score_, kv_, spills_, made_, ...)                                                                 \
     {                                                                                                               \
         .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
-        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_,         \
-        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,           \
+        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .kv_dtypes = 1u << ATTN_##dtype_, .dim = dim_,           \
+        .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,      \
+        .paged = ATTN_SM90_##kv_ != 0,                                                                              \
         .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,           \
         .needs = ATTN_SM90_NEEDS_##score_ | ATTN_SM90_NEEDS_##mask_,                                                \
         .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
@@ -113,25 +132,27 @@ enum {
         }                                                                                                           \
     }
 
-#define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, spills_, made_, ...)                    \
-    {                                                                                                            \
-        .arch = &attn_sm90, .name = "sm90_decode_" #name_, .symbol = "attn_sm90_decode_" #name_,                 \
-        .unit = "attn_sm90_decode_" #name_, .form = ATTN_CUDA_DECODE, .dtype = ATTN_##dtype_, .dim = dim_,       \
-        .dim_v = dim_v_, .q_tile = ATTN_DECODE_GROUP_ROWS, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, \
-        .features = ATTN_SM90_EVERY, .threads = ATTN_DECODE_THREADS,                                             \
-        .shared = ATTN_DECODE_SMEM(dim_, dim_v_, kv_tile_, stages_), .source = "sm90/decode/decode.cu",          \
-        .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {                                           \
-            __VA_ARGS__                                                                                          \
-        }                                                                                                        \
+#define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_, kv_tile_, stages_, spills_, made_, ...)                     \
+    {                                                                                                                  \
+        .arch = &attn_sm90, .name = "sm90_decode_" #name_, .symbol = "attn_sm90_decode_" #name_,                       \
+        .unit = "attn_sm90_decode_" #name_, .form = ATTN_CUDA_DECODE, .dtype = ATTN_##dtype_,                          \
+        .kv_dtypes = 1u << ATTN_SM90_KV_##kv_(dtype_), .dim = dim_, .dim_v = dim_v_, .q_tile = ATTN_DECODE_GROUP_ROWS, \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .features = ATTN_SM90_EVERY | ATTN_SM90_KV_SCALES_##kv_, \
+        .threads = ATTN_DECODE_THREADS,                                                                                \
+        .shared = ATTN_DECODE_SMEM(ATTN_SM90_KV_BYTES_##kv_, dim_, dim_v_, kv_tile_, stages_),                         \
+        .source = "sm90/decode/decode.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {              \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
     }
 
 #define ATTN_SM90_BACKWARD(name_, dtype_, dim_, dim_v_, kv_tile_, stages_, cluster_, dq_, mask_, score_, spills_, \
                            made_, ...)                                                                            \
     {                                                                                                             \
         .arch = &attn_sm90, .name = "sm90_backward_" #name_, .symbol = "attn_sm90_backward_" #name_,              \
-        .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_, .dim = dim_,    \
-        .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS, .kv_tile = kv_tile_, .stages = stages_,               \
-        .cluster = cluster_, .tma = true, .finalises_dq = ATTN_SM90_FINALISES_##dq_,                              \
+        .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_,                 \
+        .kv_dtypes = 1u << ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS,        \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = cluster_, .tma = true,                                 \
+        .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                                                \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                            \
         .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                       \
         .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_) +                            \
