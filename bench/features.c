@@ -87,6 +87,13 @@ static const feature features[] = {
     { .flags = ATTN_BIAS | ATTN_BITS, .bias = BIAS_16, .share = 0.5, .gpu = true },
     { .flags = ATTN_BIAS | ATTN_BLOCKS, .bias = BIAS_16, .block = 128, .share = 0.5, .gpu = true },
     { .flags = ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_DROPOUT, .gpu = true },
+    { .flags = ATTN_CAUSAL | ATTN_ALIBI | ATTN_DROPOUT, .gpu = true },
+    { .flags = ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_ALIBI, .gpu = true },
+    { .flags = ATTN_CAUSAL | ATTN_INTERVALS | ATTN_SOFTCAP, .document = 700, .gpu = true },
+    { .flags = ATTN_CAUSAL | ATTN_INTERVALS | ATTN_ALIBI, .document = 700, .gpu = true },
+    { .flags = ATTN_CAUSAL | ATTN_INTERVALS | ATTN_BIAS, .document = 700, .bias = BIAS_KEYS, .gpu = true },
+    { .flags = ATTN_BITS | ATTN_DROPOUT, .share = 0.5, .gpu = true },
+    { .flags = ATTN_BITS | ATTN_ALIBI, .share = 0.5, .gpu = true },
 };
 
 enum { FEATURES = sizeof features / sizeof *features };

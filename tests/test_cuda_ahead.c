@@ -79,6 +79,12 @@ static void without_it_plans_take_the_fallback_and_say_so(void **state)
     takes(&desc, "sm90_decode_f16_d64", "those that compute this\n");
     desc = blocks(ATTN_BF16, ATTN_FORWARD);
     takes(&desc, "sm90_bf16_d64_128x64_ranges", "those that compute this\n");
+    desc = small(); /* two changes of scores: by the kernel for all of them */
+    desc.flags = ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_DROPOUT, desc.softcap = 30, desc.dropout_p = 0.1f;
+    takes(&desc, "sm90_bf16_d64_128x64_score_mod",
+          "without NVRTC, which compiles sm90_bf16_d64_128x128_softcap_dropout when");
+    nvrtc_is_there = true;
+    takes(&desc, "sm90_bf16_d64_128x128_softcap_dropout", "those that compute this; NVRTC compiled it");
     end_context(context);
 }
 

@@ -143,8 +143,52 @@ static void first_keys_and_positions_take_kernels_of_ranges(void **state)
         desc.direction = i % 2 ? ATTN_BACKWARD : ATTN_FORWARD;
         expect_why(&desc, names[i % 2], "predicted the fastest");
         desc.flags |= ATTN_ALIBI, desc.alibi_batch = 1;
-        expect_why(&desc, i % 2 ? "sm90_backward_bf16_d64_128_score_mod" : "sm90_bf16_d64_128x64_score_mod",
+        expect_why(&desc, i % 2 ? "sm90_backward_bf16_d64_128_ranges_alibi" : "sm90_bf16_d64_128x128_ranges_alibi",
                    "predicted the fastest");
+    }
+    end_context(context);
+}
+
+/* Two changes, or one and a mask beyond causal, have kernels of their own, of each head dim: no plan takes one that
+ * changes scores as flags say. */
+static void two_changes_take_their_own_kernels(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t flags;
+        const char *forward, *backward; /* how their names end */
+    } pairs[] = {
+        { ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_DROPOUT, "_softcap_dropout", "_softcap_dropout" },
+        { ATTN_CAUSAL | ATTN_ALIBI | ATTN_DROPOUT, "_alibi_dropout", "_alibi_dropout" },
+        { ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_ALIBI, "_softcap_alibi", "_softcap_alibi" },
+        { ATTN_BIAS | ATTN_DROPOUT, "_bias_dropout", "_bias_dropout" },
+        { ATTN_CAUSAL | ATTN_INTERVALS | ATTN_DROPOUT, "_ranges_dropout", "_ranges_dropout" },
+        { ATTN_CAUSAL | ATTN_INTERVALS | ATTN_SOFTCAP, "_ranges_softcap", "_ranges_softcap" },
+        { ATTN_ALIBI, "_ranges_alibi", "_ranges_alibi" }, /* rows see keys on both sides */
+        { ATTN_BIAS | ATTN_INTERVALS, "_ranges_bias", "_ranges_bias" },
+        { ATTN_BITS | ATTN_DROPOUT, "_bits_dropout", "_masks_dropout" },
+        { ATTN_BITS | ATTN_ALIBI, "_bits_alibi", "_masks_alibi" },
+        { ATTN_BITS | ATTN_BIAS, "_bits_bias", "_masks_bias" },
+        { ATTN_SOFTCAP | ATTN_BIAS, "_score_mod", "_score_mod" },
+    };
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < COUNT(pairs) * 6; i++) {
+        attn_desc desc = small();
+        bool backward = i % 2;
+        int dim = 64 << i / 2 % 3;
+        desc.flags = pairs[i / 6].flags, desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+        desc.dim_qk = desc.dim_v = dim, desc.len_q = desc.len_kv = 4096, desc.heads_q = desc.heads_kv = 16;
+        if (desc.flags & ATTN_SOFTCAP) desc.softcap = 30;
+        if (desc.flags & ATTN_ALIBI) desc.alibi_batch = 1;
+        if (desc.flags & ATTN_DROPOUT) desc.dropout_p = 0.1f;
+        if (desc.flags & ATTN_INTERVALS) desc.interval_vectors = 2, desc.interval_heads = 1;
+        if (desc.flags & ATTN_BITS) desc.bits_batch = desc.bits_heads = 1;
+        if (desc.flags & ATTN_BIAS) {
+            if (backward && dim > 128) continue; /* not at these dims */
+            desc.bias_dtype = desc.dtype, desc.bias_extent[0] = 1, desc.bias_extent[1] = 16;
+            desc.bias_extent[2] = desc.bias_extent[3] = 4096;
+        }
+        expect_why(&desc, backward ? pairs[i / 6].backward : pairs[i / 6].forward, "predicted the fastest");
     }
     end_context(context);
 }
@@ -267,6 +311,7 @@ int main(void)
         cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(keys_pass_through_l2),
         cmocka_unit_test(first_keys_and_positions_take_kernels_of_ranges),
+        cmocka_unit_test(two_changes_take_their_own_kernels),
         cmocka_unit_test(small_blocks_are_gathered),
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_are_widened),

@@ -59,9 +59,26 @@ double attn_cuda_change_clocks(const attn_cuda_kernel *k)
         uint32_t flag;
         double clocks;
     } alone[] = { { ATTN_SOFTCAP, 0.12 }, { ATTN_ALIBI, 0.02 }, { ATTN_DROPOUT, 0.06 }, { ATTN_BIAS, 0.02 } };
+    double all = 0;
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
-        if (k->needs & alone[i].flag) return alone[i].clocks;
-    return k->features & ATTN_CUDA_SCORES ? 0.15 : 0;
+        if (k->needs & alone[i].flag) all += alone[i].clocks;
+    return all > 0 ? all : k->features & ATTN_CUDA_SCORES ? 0.15 : 0;
+}
+
+double attn_cuda_asked_clocks(const attn_cuda_kernel *k, const attn_desc *d)
+{
+    static const struct {
+        uint32_t flag;
+        double clocks[2]; /* by attn_direction */
+    } asked[] = { { ATTN_SOFTCAP, { 0.5, 0.7 } },
+                  { ATTN_ALIBI, { 0.1, 0.3 } },
+                  { ATTN_DROPOUT, { 0.5, 0.9 } },
+                  { ATTN_BIAS, { 0.5, 1.9 } } };
+    double all = 0;
+    if (!k->tma || k->needs & ATTN_CUDA_SCORES) return 0;
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (d->flags & asked[i].flag) all += asked[i].clocks[d->direction == ATTN_BACKWARD];
+    return all;
 }
 
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)

@@ -165,13 +165,17 @@ def kernels_of_gpus(place):
                         ("d64_256x64_alibi", "causal, window; causal and ALiBi always, sink"),
                         ("d64_128x128_dropout", "causal, window; dropout always, sink"),
                         ("d64_128x128_bias", "causal, window; bias always, sink"),
+                        ("d64_128x128_softcap_dropout", "causal, window; softcap and dropout always, sink"),
+                        ("d64_128x128_ranges_alibi", "all; ALiBi always, sink"),
                         ("d64_128x64_score_mod_paged", "all; all; paged keys alone")):
         check(said["sm90_bf16_" + name].endswith("  " + words), said["sm90_bf16_" + name])
     for kernel in json.loads(place.run("kernels", "--device", "cuda", "--json").out):
-        changes = {"softcap", "ALiBi", "dropout"} & set(kernel["needs"])
-        check(bool(changes) == kernel["name"].endswith(("_softcap", "_alibi", "_dropout")), kernel)
+        changes = {"softcap", "ALiBi", "bias", "dropout"} & set(kernel["needs"])
+        words = {word for word in ("softcap", "alibi", "bias", "dropout") if "_" + word in kernel["name"]}
+        check({change.lower() for change in changes} == words, kernel)
         check(set(kernel["needs"]) <= set(kernel["features"]), kernel)
-        check(kernel["asked"] <= ("f16" == kernel["dtype"]), kernel)
+        alone = len(words) < 2 and not any("_" + mask + "_" in kernel["name"] for mask in ("ranges", "bits", "masks"))
+        check(kernel["asked"] <= ("f16" == kernel["dtype"] or not alone), kernel)
 
 
 @case

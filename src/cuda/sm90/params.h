@@ -171,8 +171,8 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_INTERVALS(keys) (16 * (keys))
 
 /* The same of a variant with a bias: its stages hold a tile of it, too, and output has no room. */
-#define ATTN_SM90_BIAS_SMEM(dim, dim_v, rows, keys, stages, q_stages)               \
+#define ATTN_SM90_BIAS_SMEM(dim, dim_v, rows, keys, stages, q_stages, intervals)    \
     (ATTN_SM90_TILES(ATTN_SM90_ELEMENT, dim, dim_v, rows, keys, stages, q_stages) + \
-     128 * (stages) * (rows)*ATTN_SM90_PANELS(keys) + 2048)
+     128 * (stages) * (rows)*ATTN_SM90_PANELS(keys) + 2048 + (intervals))
 
 #endif

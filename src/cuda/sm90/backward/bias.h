@@ -13,7 +13,8 @@
 #include "sm90/backward/consumer.h"
 #include "sm90/backward/score.h"
 
-static_assert(!config::bias || (!config::above_128 && !config::general_mask), "not bias.h's");
+static_assert(!config::bias || (!config::above_128 && !config::may_cap),
+              "not bias.h's: of a softcap dS is no gradient");
 
 /* Shared address of a stage's tile; the statistics come after the last. */
 DEVICE u32 bias_tile_address(const shared *s, u32 stage)
@@ -47,7 +48,7 @@ DEVICE void load_bias_tile(const attn_sm90_backward_params *params, const shared
 
 /* ---- S -------------------------------------------------------------------------------------------- */
 
-/* Products of a Q tile become scores in log2 units, and the bias's stage is released. */
+/* Scores of a Q tile get their bias, and log2 units, and the bias's stage is released. */
 DEVICE void add_bias(const attn_sm90_backward_params *params, const shared *s, const consumer *c, float *score)
 {
     u32 stage = ring_index(c->at.tiles, ATTN_SM90_BACKWARD_BIAS_STAGES), thread = thread_of(c), lane = thread % 32;
@@ -56,7 +57,7 @@ DEVICE void add_bias(const attn_sm90_backward_params *params, const shared *s, c
         at += piece << 4;
     else
         at += (lane / 16 * 8 + lane % 8) * 128 + ((piece ^ lane % 8) << 4), step = 16 * 128;
-    float unit = params->common.shape.scale * LOG2_E;
+    float unit = score_unit(&params->common) * LOG2_E;
 #pragma unroll
     for (int m = 0; m < Q_ROWS / 16; m++) {
         u32 words[4];

@@ -24,10 +24,10 @@
 #include "common/score.h"
 #include "common/dropout.h"
 #include "sm90/common/store.h"
+#include "sm90/common/changes.h"
 
-enum { CAUSAL, RANGES, GENERAL };                         /* ATTN_MASK */
-enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS }; /* ATTN_SCORE */
-enum { ACCUMULATED, FINALISED };                          /* ATTN_DQ */
+enum { CAUSAL, RANGES, GENERAL }; /* ATTN_MASK */
+enum { ACCUMULATED, FINALISED };  /* ATTN_DQ */
 
 struct config {
     static constexpr int step = element<ATTN_DTYPE>::step, panel_columns = element<ATTN_DTYPE>::panel_columns;
@@ -39,15 +39,15 @@ struct config {
     static constexpr bool tables = ATTN_MASK == GENERAL;            /* with bits, and lists of blocks of any size */
     static constexpr bool changes_scores = ATTN_SCORE == SCORE_MOD; /* softcap, ALiBi, bias, dropout */
     /* What scores may be changed by; SCORE_MOD: flags say which of it, else it is (has()). */
-    static constexpr u32 changes = ATTN_SCORE == SCORE_MOD ? FLAG_SOFTCAP | FLAG_ALIBI | FLAG_BIAS | FLAG_DROPOUT
-                                   : ATTN_SCORE == SOFTCAP ? FLAG_SOFTCAP
-                                   : ATTN_SCORE == ALIBI   ? FLAG_ALIBI
-                                   : ATTN_SCORE == DROPOUT ? FLAG_DROPOUT
-                                   : ATTN_SCORE == BIAS    ? FLAG_BIAS
-                                                           : 0;
+    static constexpr u32 changes = (changes_scores || ATTN_SCORE & SOFTCAP ? FLAG_SOFTCAP : 0) |
+                                   (changes_scores || ATTN_SCORE & ALIBI ? FLAG_ALIBI : 0) |
+                                   (changes_scores || ATTN_SCORE & BIAS ? FLAG_BIAS : 0) |
+                                   (changes_scores || ATTN_SCORE & DROPOUT ? FLAG_DROPOUT : 0);
     static constexpr bool may_cap = changes & FLAG_SOFTCAP, may_drop = changes & FLAG_DROPOUT,
                           may_slope = changes & FLAG_ALIBI;
-    static constexpr bool bias = ATTN_SCORE == BIAS; /* bias.h */
+    static constexpr bool bias = ATTN_SCORE & BIAS; /* bias.h */
+    /* Causal variants for ALiBi see no key after its row. */
+    static constexpr bool alibi_is_linear = !changes_scores && !general_mask;
     static constexpr bool plain = !general_mask && !changes;
 
     /* Warps. */
@@ -89,7 +89,7 @@ DEVICE const attn_sm90_backward_bias_params *bias_params(const attn_sm90_backwar
 template <u32 flag> DEVICE bool has(const attn_sm90_params *p)
 {
     if constexpr (!(config::changes & flag)) return false;
-    return config::changes == flag || p->shape.flags & flag;
+    return !config::changes_scores || p->shape.flags & flag;
 }
 
 #endif

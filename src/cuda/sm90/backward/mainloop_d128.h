@@ -146,8 +146,9 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);
         if (config::general_mask && info.masked) seen = with_bits(&info, seen, bits, c->group);
+        change(p, item, &info, seen, score, derivative, first);
         if constexpr (config::bias) add_bias(params, s, c, score);
-        softmax(p, item, &info, seen, score, derivative, probability, first, statistics, lse);
+        softmax(p, item, &info, seen, score, probability, first, statistics, lse);
         if (!DP_EARLY) issue_dp(c, dp, v, dout);
         load_ahead<STATISTICS_AHEAD>(delta, statistics + 4 * Q_ROWS);
         if (DV_EARLY) issue_dkv<config::dim_v>(dv, probability, dout);

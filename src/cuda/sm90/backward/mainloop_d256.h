@@ -190,7 +190,8 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         wgmma_wait(CLUSTER ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);
         if (config::general_mask && info->masked) seen = with_bits(info, seen, bits, 0);
-        softmax(p, item, info, seen, score, derivative, probability, 0, statistics_of(s, slot, threadIdx.x), NULL);
+        change(p, item, info, seen, score, derivative, 0);
+        softmax(p, item, info, seen, score, probability, 0, statistics_of(s, slot, threadIdx.x), NULL);
         if constexpr (CLUSTER) wgmma_wait(0);
         if constexpr (CLUSTER)
             if (part.before) retire_dq(s, c, &part, dq);

@@ -52,18 +52,24 @@ DEVICE distances distances_of(const attn_sm90_params *p, const kv_item *item, co
     return { { (float)(t - key_of(item, first, 0)), (float)(t - key_of(item, first, 2)) } };
 }
 
-/* Of element i; causal variants for ALiBi alone see no key after its row. */
+/* Of element i. */
 DEVICE float distance_of(const distances &from, int i)
 {
     float distance = from.to_row[i / 2 % 2] + (float)(i / 4 * 8 + i % 2);
-    return config::changes == FLAG_ALIBI ? distance : fabsf(distance);
+    return config::alibi_is_linear ? distance : fabsf(distance);
 }
 
-/* SOFTCAP, ALIBI: products to scores in units of the cap, or of products; derivative: as below. */
+/* What scores are in units of, before a bias: those of the softcap, or of products. */
+DEVICE float score_unit(const attn_sm90_params *p)
+{
+    return config::may_cap ? p->score.softcap : p->shape.scale;
+}
+
+/* But of SCORE_MOD: products to scores, but for a bias; derivative: as below. */
 DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, float *score,
                            u32 *derivative, int first)
 {
-    if constexpr (config::changes == FLAG_SOFTCAP) {
+    if constexpr (config::may_cap) {
         float unit = p->shape.scale * p->score.to_cap;
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i += i % 4 == 1 ? 3 : 1)
@@ -72,10 +78,15 @@ DEVICE void change_special(const attn_sm90_params *p, const kv_item *item, const
         for (int i = 0; i < Q_ROWS / 2; i += 2)
             derivative[i / 2] = pack_as(F16, fmaf(-score[i], score[i], 1), fmaf(-score[i + 1], score[i + 1], 1));
     }
-    if constexpr (config::changes == FLAG_ALIBI) {
-        float slope =
-            alibi_slope(&p->shape, &p->score, item->seq.batch, info->head) * reciprocal_approx(p->shape.scale);
+    if constexpr (config::may_slope) {
+        float slope = alibi_slope(&p->shape, &p->score, item->seq.batch, info->head) * reciprocal_approx(score_unit(p));
         distances from = distances_of(p, item, info, first);
+        if constexpr (!config::alibi_is_linear) {
+#pragma unroll
+            for (int i = 0; i < Q_ROWS / 2; i++)
+                score[i] -= slope * distance_of(from, i);
+            return;
+        }
         from.to_row[0] *= slope, from.to_row[1] *= slope;
 #pragma unroll
         for (int i = 0; i < Q_ROWS / 2; i++)
@@ -88,7 +99,7 @@ DEVICE float log2_unit(const attn_sm90_params *p)
 {
     if (config::changes_scores) return LOG2_E;
     if (config::bias) return 1;
-    return (config::changes == FLAG_SOFTCAP ? p->score.softcap : p->shape.scale) * LOG2_E;
+    return score_unit(p) * LOG2_E;
 }
 
 /* SCORE_MOD: raw scores to scores in natural units; derivative: the softcap's, as pairs of f16. */

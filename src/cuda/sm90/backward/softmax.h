@@ -16,8 +16,12 @@ constexpr bool KEEPS_P = config::plain && !config::above_128 && config::dim < 12
  * are served in order. So LSE is loaded before S is issued, where that is the only product that P waits for. */
 constexpr bool LSE_FIRST = !config::above_128 && config::dim == 128 && !config::changes;
 
+/* At 128 dims a softcap's derivatives and another change leave no registers for what is loaded ahead. */
+constexpr bool CAPS_AND_CHANGES =
+    config::may_cap && config::changes != FLAG_SOFTCAP && !config::changes_scores && config::dim > 64;
+
 /* Of a Q tile's four groups of 16 rows, those whose statistics are loaded before products are waited for. */
-constexpr int STATISTICS_AHEAD = LSE_FIRST && config::dtype == BF16 ? 4 : config::above_128 ? 0 : 2;
+constexpr int STATISTICS_AHEAD = LSE_FIRST && config::dtype == BF16 ? 4 : config::above_128 || CAPS_AND_CHANGES ? 0 : 2;
 
 /* D > 128: what dS is computed from is loaded 16 rows ahead. */
 constexpr bool DS_AHEAD = config::above_128 && !config::changes;
@@ -49,15 +53,21 @@ DEVICE void exponentials(float *score, u32 *probability, float unit, u32 statist
     }
 }
 
-/* Scores of the 64 keys from the work item's key `first` on to probabilities: changed, masked, exponentiated. */
-DEVICE void softmax(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, visible_pairs seen,
-                    float *score, u32 *derivative, u32 *probability, int first, u32 statistics, const float4 *ahead)
+/* Products of the 64 keys from the work item's key `first` on become scores, but for the bias of BIAS. */
+DEVICE void change(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, visible_pairs seen,
+                   float *score, u32 *derivative, int first)
 {
     if constexpr (config::changes_scores)
         change_backward_scores(p, item, info, score, derivative, first);
-    else if (config::changes == FLAG_SOFTCAP && unlikely(info->masked))
+    else if (config::may_cap && unlikely(info->masked))
         hide_scores(score, seen); /* a hidden NaN would reach the key that shares its reciprocal */
     if constexpr (!config::changes_scores) change_special(p, item, info, score, derivative, first);
+}
+
+/* And these become probabilities: masked, exponentiated. */
+DEVICE void softmax(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, visible_pairs seen,
+                    float *score, u32 *probability, int first, u32 statistics, const float4 *ahead)
+{
     if (unlikely(info->masked)) hide_scores(score, seen);
     exponentials(score, probability, log2_unit(p), statistics, ahead);
     if constexpr (config::may_drop) mark_dropped(p, item, info, probability, first);

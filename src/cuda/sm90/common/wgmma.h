@@ -104,6 +104,7 @@ template <int dtype, int n> struct wgmma;
     WGMMA_DEFINE_E4M3(n, __VA_ARGS__)
 
 WGMMA_DEFINE(32, "16", "17", "18", "19", "20", "21")
+WGMMA_DEFINE(48, "24", "25", "26", "27", "28", "29")
 WGMMA_DEFINE(64, "32", "33", "34", "35", "36", "37")
 WGMMA_DEFINE(80, "40", "41", "42", "43", "44", "45")
 WGMMA_DEFINE(96, "48", "49", "50", "51", "52", "53")

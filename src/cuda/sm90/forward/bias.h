@@ -17,7 +17,7 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-static_assert(!config::bias || (config::unchecked_max && !config::walks), "not bias.h's");
+static_assert(!config::bias || (config::unchecked_max && !config::gathers && !config::paged), "not bias.h's");
 
 /* ---- the producer's side ---------------------------------------------------------------------- */
 
@@ -101,10 +101,10 @@ DEVICE void load_biases(u32 at, int i, float bias[8])
     }
 }
 
-/* Products of a KV tile become scores in log2 units. bounded: a bias beyond 2^126 counts as that. */
+/* Scores of a KV tile get their bias, and log2 units. bounded: a bias beyond 2^126 counts as that. */
 template <bool bounded> DEVICE void add_bias(const attn_sm90_params *p, const score_special *at, float *s)
 {
-    float scale = p->shape.scale * LOG2_E;
+    float scale = score_unit(p) * LOG2_E;
 #pragma unroll
     for (int i = 0; i < config::keys / 16; i++) {
         float bias[8];
@@ -119,7 +119,7 @@ template <bool bounded> DEVICE void add_bias(const attn_sm90_params *p, const sc
 DEVICE void exponentiate_biased(const attn_sm90_params *p, const softmax *m, const score_special *at, float *s, int i,
                                 float sum[4])
 {
-    float scale = p->shape.scale * LOG2_E, bias[8];
+    float scale = score_unit(p) * LOG2_E, bias[8];
     load_biases(at->bias, i, bias);
 #pragma unroll
     for (int j = 0; j < 8; j++) {

@@ -8,11 +8,11 @@
 #include "common/gpu.h"
 #include "common/pages_params.h"
 #include "common/params.h"
+#include "sm90/common/changes.h"
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
 enum { CAUSAL, RUNS, RANGES, BLOCKS, BITS, GENERAL };
-enum { PLAIN, SCORE_MOD, SOFTCAP, ALIBI, DROPOUT, BIAS };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
 
@@ -43,8 +43,14 @@ struct config {
     static constexpr bool tells_blocks = walks && ATTN_MASK != BITS && ATTN_MASK != RUNS && !(score_mod && dim > 128);
 
     /* What is changed always, and nothing else: nothing of it is asked when running. */
-    static constexpr bool softcap = ATTN_SCORE == SOFTCAP, alibi = ATTN_SCORE == ALIBI, dropout = ATTN_SCORE == DROPOUT;
-    static constexpr bool bias = ATTN_SCORE == BIAS;
+    static constexpr bool softcap = ATTN_SCORE & SOFTCAP, alibi = ATTN_SCORE & ALIBI, dropout = ATTN_SCORE & DROPOUT;
+    static constexpr bool bias = ATTN_SCORE & BIAS;
+
+    /* Of such a change, and of dropout, of every KV tile of a walk where it is must be known. */
+    static constexpr bool places_tiles = walks && (alibi || dropout);
+
+    /* Tiles that bits alone cut have iterations of their own, which hide pairs before scores are changed. */
+    static constexpr bool cuts_apart = bits && ATTN_SCORE == PLAIN;
 
     /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3;

@@ -117,7 +117,7 @@ DEVICE u32 q_address(const shared *s, const consumer *c)
 DEVICE float log2_scale(const attn_sm90_params *p)
 {
     if (config::bias) return 1; /* add_bias has */
-    return config::score_mod ? LOG2_E : (config::softcap ? p->score.softcap : p->shape.scale) * LOG2_E;
+    return config::score_mod ? LOG2_E : score_unit(p) * LOG2_E;
 }
 
 /* S of one more KV tile is computed. The item's last one releases Q. */

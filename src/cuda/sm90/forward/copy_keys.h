@@ -28,7 +28,7 @@ DEVICE u64 key_address(const attn_sm90_params *p, const work_item *w, const key_
 template <class tile> DEVICE void copy_keys(const attn_sm90_params *p, const shared *s, const copy_order *order)
 {
     constexpr bool of_v = tile::major == MN_MAJOR;
-    constexpr int part = config::keys / COPYING_WARPS, groups = part / 32;
+    constexpr int part = config::keys / COPYING_WARPS, groups = part < 32 ? 1 : part / 32;
     const work_item *w = &s->store->infos[order->item].w;
     int thread = reread_thread(), lane = thread % 32, piece = lane % 8, first = (thread / 32 - 2) * part;
     key_ranges ranges = ranges_of_item(p, w);

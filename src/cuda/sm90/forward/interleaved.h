@@ -18,6 +18,8 @@
 #include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 
+static_assert(config::pingpong || !config::tables || !config::softcap, "bits hide pairs after scores are changed");
+
 /* ---- stages ----------------------------------------------------------------------------------- */
 
 /* Releases the stages from the one at `from` to c->kv. */
@@ -133,16 +135,16 @@ DEVICE void iterate_unmasked(const attn_sm90_params *p, const shared *s, consume
     u32 k = k_address(s, c->kv.index);
     if constexpr (config::bits)
         if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::load_mask(p, s, c, c->info, c->kv.index);
-    multiply(p, s, c, score, next, o, config::dropout ? c->key0 : 0, k, k + config::k_tile::bytes);
+    int key0 = c->key0;
+    if (config::places_tiles) c->key0 = s->store->kv_infos[c->kv.index].key0;
+    multiply(p, s, c, score, next, o, config::dropout ? key0 : 0, k, k + config::k_tile::bytes);
     c->first = false;
     wgmma_wait(config::s_buffers - 1); /* for QK */
     pin_floats(next, config::keys / 2);
-    if (!config::walks) {
-        c->key0 -= config::keys;
-        change_special(p, &c->special, next, c->key0);
-        if constexpr (config::bias) begin_bias(p, s, c, c->kv), add_bias<false>(p, &c->special, next);
-        count_scored(s, c);
-    }
+    if (!config::walks) c->key0 -= config::keys;
+    change_special(p, &c->special, next, c->key0);
+    if constexpr (config::bias) begin_bias(p, s, c, c->kv), add_bias<false>(p, &c->special, next);
+    if (!config::walks) count_scored(s, c);
     if constexpr (config::bits)
         if (p->shape.flags & (FLAG_BITS | FLAG_BLOCKS)) general_mask::hide_inside(c, next);
     bool exceeds = !config::unchecked_max && exceeds_limit(&c->m, next);

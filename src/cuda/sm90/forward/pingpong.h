@@ -125,7 +125,10 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fra
         wait_and_clear_v(p, s, c);
     else
         wait_full(s, V, c->kv);
-    if (config::walks && (masked || cut)) walked_mask::load_info(p, s, c, c->info, next.index);
+    if (config::walks && (masked || cut))
+        walked_mask::load_info(p, s, c, c->info, next.index);
+    else if (config::places_tiles)
+        c->key0 = s->store->kv_infos[next.index].key0;
     bool reads = config::intervals && masked && c->masked & BY_INTERVALS;
     if (turns) wait_turn(c);
     wgmma_fence();
@@ -171,7 +174,7 @@ template <class registers> DEVICE void attend(const attn_sm90_params *p, const s
         int unmasked = mask::unmasked_iterations(p, s, c);
         for (int n = config::bits ? unmasked % CUT_FOLLOWS : unmasked; n > 0; n--)
             iterate(p, s, c, &f, false);
-        if constexpr (config::bits) {
+        if constexpr (config::cuts_apart) {
             if (unmasked >= CUT_FOLLOWS) {
                 iterate(p, s, c, &f, false, true, true);
                 continue;

@@ -1,9 +1,11 @@
-/* SOFTCAP, ALIBI, DROPOUT and BIAS (bias.h) variants: one change of scores or of P, of every KV tile, masked or not.
- * Scores stay in units of which log2_scale makes log2 units, so the softmax is that of a plain variant. */
+/* Variants of SOFTCAP, ALIBI, BIAS (bias.h) and DROPOUT, or of several: they change scores, in this order, or P, of
+ * every KV tile, masked or not. Scores stay in units of which log2_scale makes log2 units, so the softmax is that of a
+ * plain variant. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SCORE_SPECIAL_H
 #define ATTN_CUDA_SM90_FORWARD_SCORE_SPECIAL_H
 
 #include "common/dropout.h"
+#include "common/mask.h"
 #include "common/score.h"
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
@@ -11,23 +13,33 @@
 
 /* What of an item a thread keeps. */
 struct score_special {
-    float slope[2], start[2];   /* ALIBI: of its two rows, in units of products: per key, and at key 0 */
+    float slope[2], start[2];   /* ALIBI: of its two rows, in units of scores: per key; from the row to its first key */
     u32 rows, plane, threshold; /* DROPOUT: Philox' counters, of rows and of the head; the threshold in every byte */
     dropout_seed seed;
     float unit; /* E4M3: item_scales.score */
     u32 bias;   /* BIAS: shared address of what the thread reads first of the tile whose S is in hand */
 };
 
+/* What scores are in units of, before a bias: those of the softcap, or of products. */
+DEVICE float score_unit(const attn_sm90_params *p)
+{
+    return config::softcap ? p->score.softcap : p->shape.scale;
+}
+
 DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int warpgroup, score_special *at)
 {
     if constexpr (config::alibi) {
         int thread = reread_thread();
-        float unit = reciprocal_approx(p->shape.scale);
+        float unit = reciprocal_approx(score_unit(p));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             packed_row row = row_in_sequence(p, w, warpgroup * 64 + fragment_row_of(thread, 2 * r));
             at->slope[r] = alibi_slope(&p->shape, &p->score, w->batch, row.head) * unit;
-            at->start[r] = (float)(thread % 4 * 2 - (row.row + w->len_kv - w->len_q));
+            if constexpr (config::walks)
+                at->start[r] =
+                    (float)(thread % 4 * 2 - row.row - position_shift(&p->mask, w->batch, w->len_q, w->len_kv));
+            else
+                at->start[r] = (float)(thread % 4 * 2 - (row.row + w->len_kv - w->len_q));
         }
     }
     if constexpr (config::dropout) {
@@ -39,8 +51,8 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
     }
 }
 
-/* Products of the KV tile at key0 become scores: of SOFTCAP in units of the cap, of ALIBI in those of products. Of
- * ALIBI all visible keys are before their row (causal), so a hidden pair's score may be anything. */
+/* Products of the KV tile at key0 become scores, but for a bias. ALIBI of CAUSAL variants: all visible keys are before
+ * their row, so a hidden pair's score may be anything. */
 DEVICE void change_special(const attn_sm90_params *p, const score_special *at, float *s, int key0)
 {
     if constexpr (config::softcap) {
@@ -52,7 +64,12 @@ DEVICE void change_special(const attn_sm90_params *p, const score_special *at, f
             s[i] = x, s[i + 1] = y;
         }
     }
-    if constexpr (config::alibi) {
+    if constexpr (config::alibi && config::walks) {
+        float start[2] = { at->start[0] + (float)key0, at->start[1] + (float)key0 };
+#pragma unroll
+        for (int i = 0; i < config::keys / 2; i++)
+            s[i] -= at->slope[i / 2 % 2] * fabsf(start[i / 2 % 2] + (float)(i / 4 * 8 + i % 2));
+    } else if constexpr (config::alibi) {
         float start[2] = { at->slope[0] * (at->start[0] + (float)key0), at->slope[1] * (at->start[1] + (float)key0) };
 #pragma unroll
         for (int i = 0; i < config::keys / 2; i++)

@@ -67,6 +67,7 @@ bool attn_sm90_cost_backward(const attn_cuda_problem *of, const attn_cuda_kernel
         return true;
     }
     attn_sm90_backward_clocks(&device, kernel, p.clocks);
+    p.clocks[ATTN_PER_STEP] += attn_cuda_asked_clocks(kernel, p.desc) * kernel->q_tile * kernel->kv_tile;
     choice->base.choice.seconds = INFINITY;
     int group = (int)(desc->heads_q / desc->heads_kv), decided = tiles ? tiles->splits : 0;
     for (int splits = 1; splits <= group; splits++) {

@@ -71,6 +71,7 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
     }
     choice->base.choice.seconds = INFINITY;
     attn_sm90_forward_clocks(device, kernel, p.clocks);
+    p.clocks[ATTN_PER_STEP] += attn_cuda_asked_clocks(kernel, desc) * kernel->q_tile * kernel->kv_tile;
     if (kernel->paged && !attn_cuda_page_box(kernel, desc))
         p.clocks[ATTN_PER_STEP] = max_of(p.clocks[ATTN_PER_STEP], attn_sm90_copying_clocks(kernel));
     int64_t packs[2] = { 1, desc->heads_q / desc->heads_kv };

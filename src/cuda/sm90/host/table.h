@@ -29,6 +29,10 @@ enum {
     ATTN_SM90_ALIBI = ATTN_ALIBI,
     ATTN_SM90_DROPOUT = ATTN_DROPOUT,
     ATTN_SM90_BIAS = ATTN_BIAS,
+    ATTN_SM90_SOFTCAP_ALIBI = ATTN_SOFTCAP | ATTN_ALIBI,
+    ATTN_SM90_SOFTCAP_DROPOUT = ATTN_SOFTCAP | ATTN_DROPOUT,
+    ATTN_SM90_ALIBI_DROPOUT = ATTN_ALIBI | ATTN_DROPOUT,
+    ATTN_SM90_BIAS_DROPOUT = ATTN_BIAS | ATTN_DROPOUT,
     ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_SCORE_MOD,
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
@@ -60,21 +64,27 @@ enum {
 #define ATTN_SM90_FALLBACK_KV(TYPE) \
     (1u << ATTN_##TYPE | 1u << ATTN_E4M3 | (ATTN_##TYPE == ATTN_E4M3 ? 0 : 1u << ATTN_I8))
 
-/* What a problem must ask for, by a row's mask and score. */
+/* What a problem must ask for, by a row's mask. */
 enum {
     ATTN_SM90_NEEDS_CAUSAL = 0,
     ATTN_SM90_NEEDS_RANGES = 0,
     ATTN_SM90_NEEDS_RUNS = 0,
     ATTN_SM90_NEEDS_BLOCKS = ATTN_BLOCKS,
     ATTN_SM90_NEEDS_BITS = ATTN_BITS,
-    ATTN_SM90_NEEDS_GENERAL = 0,
-    ATTN_SM90_NEEDS_PLAIN = 0,
-    ATTN_SM90_NEEDS_SCORE_MOD = 0,
-    ATTN_SM90_NEEDS_SOFTCAP = ATTN_SOFTCAP,
-    ATTN_SM90_NEEDS_ALIBI = ATTN_ALIBI | ATTN_CAUSAL, /* keys after a row are hidden: ALiBi is linear in the key */
-    ATTN_SM90_NEEDS_DROPOUT = ATTN_DROPOUT,
-    ATTN_SM90_NEEDS_BIAS = ATTN_BIAS
+    ATTN_SM90_NEEDS_GENERAL = 0
 };
+
+/* By its score: what it always changes. */
+#define ATTN_SM90_ALWAYS(score_) (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_##score_)
+
+/* By both. ALiBi of CAUSAL rows is linear in the key: keys after a row are hidden. */
+#define ATTN_SM90_NEEDS(mask_, score_)                    \
+    (ATTN_SM90_ALWAYS(score_) | ATTN_SM90_NEEDS_##mask_ | \
+     (ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI && ATTN_SM90_##mask_ == ATTN_SM90_CAUSAL ? ATTN_CAUSAL : 0))
+
+/* Bytes of a stage's intervals, where the row's mask has them. */
+#define ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_) \
+    (ATTN_SM90_##mask_ & ATTN_INTERVALS ? (stages_)*ATTN_SM90_INTERVALS(kv_tile_) : 0)
 
 /* What budget.txt says of a row's unit. */
 enum { ATTN_SM90_IS_AHEAD = 0, ATTN_SM90_IS_ASKED = 1 };
@@ -112,24 +122,23 @@ enum {
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_, \
-                  score_, kv_, spills_, made_, ...)                                                                 \
-    {                                                                                                               \
-        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,     \
-        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .kv_dtypes = 1u << ATTN_##dtype_, .dim = dim_,           \
-        .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,      \
-        .paged = ATTN_SM90_##kv_ != 0,                                                                              \
-        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,           \
-        .needs = ATTN_SM90_NEEDS_##score_ | ATTN_SM90_NEEDS_##mask_,                                                \
-        .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),                                                  \
-        .shared =                                                                                                   \
-            ATTN_SM90_NEEDS_##score_ & ATTN_BIAS                                                                    \
-                ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_)                          \
-                : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,     \
-                                 ATTN_SM90_##mask_ & ATTN_INTERVALS ? stages_ * ATTN_SM90_INTERVALS(kv_tile_) : 0), \
-        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {         \
-            __VA_ARGS__                                                                                             \
-        }                                                                                                           \
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,   \
+                  score_, kv_, spills_, made_, ...)                                                                   \
+    {                                                                                                                 \
+        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,       \
+        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .kv_dtypes = 1u << ATTN_##dtype_, .dim = dim_,             \
+        .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,        \
+        .paged = ATTN_SM90_##kv_ != 0,                                                                                \
+        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,             \
+        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),           \
+        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                \
+                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                      \
+                                            ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_))                       \
+                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, \
+                                       ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_)),                           \
+        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {           \
+            __VA_ARGS__                                                                                               \
+        }                                                                                                             \
     }
 
 #define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_, kv_tile_, stages_, spills_, made_, ...)                     \
@@ -154,9 +163,9 @@ enum {
         .kv_tile = kv_tile_, .stages = stages_, .cluster = cluster_, .tma = true,                                 \
         .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                                                \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                            \
-        .needs = ATTN_SM90_NEEDS_##score_, .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                       \
+        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                 \
         .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_) +                            \
-                  (ATTN_SM90_NEEDS_##score_ & ATTN_BIAS ? ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile_) : 0),            \
+                  (ATTN_SM90_ALWAYS(score_) & ATTN_BIAS ? ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile_) : 0),            \
         .source = "sm90/backward/backward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {     \
             __VA_ARGS__                                                                                           \
         }                                                                                                         \
