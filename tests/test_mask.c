@@ -277,10 +277,8 @@ static void pairs_are_counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(masks_are_what_they_mean),
-        cmocka_unit_test(rows_that_see_nothing_are_skipped),
-        cmocka_unit_test(strips_see_their_own_blocks),
-        cmocka_unit_test(chunks_count_from_positions),
+        cmocka_unit_test(masks_are_what_they_mean),    cmocka_unit_test(rows_that_see_nothing_are_skipped),
+        cmocka_unit_test(strips_see_their_own_blocks), cmocka_unit_test(chunks_count_from_positions),
         cmocka_unit_test(pairs_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

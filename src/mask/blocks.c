@@ -65,7 +65,8 @@ bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t
     if (block.at >= view->block_columns || lo >= end) return false;
     int64_t hi = (block.at + 1) * size;
     bool full = block.full;
-    while (hi < min64(end, lo + most) && (next = block_next(view, bits, first, last, block.at + 1)).at == block.at + 1) {
+    while (hi < min64(end, lo + most) &&
+           (next = block_next(view, bits, first, last, block.at + 1)).at == block.at + 1) {
         if (hi - lo >= LEAST_RUN && next.pattern != block.pattern) break;
         full = full && next.full, block = next;
         hi = (block.at + 1) * size;

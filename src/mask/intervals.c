@@ -146,9 +146,9 @@ bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t k
     return true;
 }
 
-/* Of keys key + i, i < count <= 64, as bits: whose intervals have `first` at or after a start, and `end` at or before that
- * one's end. So rows [first, end) are hidden whole; rows [end - 1, first + 1) in part. Without branches: compilers make
- * vectors of it. */
+/* Of keys key + i, i < count <= 64, as bits: whose intervals have `first` at or after a start, and `end` at or before
+ * that one's end. So rows [first, end) are hidden whole; rows [end - 1, first + 1) in part. Without branches: compilers
+ * make vectors of it. */
 static uint64_t keys_with(const attn_mask_view *view, int64_t key, int64_t count, int64_t first_row, int64_t end_row)
 {
     const int32_t *v = view->intervals + key * view->interval_vectors;
@@ -159,8 +159,7 @@ static uint64_t keys_with(const attn_mask_view *view, int64_t key, int64_t count
             with[i] = first >= v[i];
     else if (view->interval_vectors == 4)
         for (int64_t i = 0; i < count; i++)
-            with[i] =
-                ((first >= v[4 * i]) & (end <= v[4 * i + 1])) | ((first >= v[4 * i + 2]) & (end <= v[4 * i + 3]));
+            with[i] = ((first >= v[4 * i]) & (end <= v[4 * i + 1])) | ((first >= v[4 * i + 2]) & (end <= v[4 * i + 3]));
     else if (view->flags & ATTN_CAUSAL)
         for (int64_t i = 0; i < count; i++)
             with[i] = (first >= v[2 * i]) & (end <= v[2 * i + 1]);

@@ -67,8 +67,9 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
 /* Narrows *tile to what rows [row0, row1) see of it by ranges, and says whether that is full. Empty: lo >= hi. */
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
 
-/* The same by lists and intervals, too: looks at keys one by one where the summary says neither. Not all keys of *tile that the
- * rows see need to lie together; where strips follow one another, what they see of a key may have gaps. */
+/* The same by lists and intervals, too: looks at keys one by one where the intervals' summary says neither. Not all
+ * keys of *tile that the rows see need to lie together; where strips follow one another, what they see of a key may
+ * have gaps. */
 void attn_mask_strip(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
 
 /* words[i / 64] bit i % 64: `row` sees key key0 + i, 0 <= i < keys <= ATTN_MASK_MOST. Fills ceil(keys / 64) words.

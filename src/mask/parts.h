@@ -10,8 +10,7 @@ static inline int64_t min64(int64_t a, int64_t b)
 }
 
 /* The first run in [from, end) that some row of [row0, row1) sees, at most `most` keys. False: none in [from, end).
- * bits: partial blocks have bits there. Of lists a run may end
- * where rows begin to differ in what they see. */
+ * bits: partial blocks have bits there. A run of listed blocks may end where row blocks begin to differ. */
 bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t from, int64_t end,
                     int64_t most, attn_mask_tile *tile);
 bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,

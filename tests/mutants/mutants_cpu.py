@@ -60,7 +60,7 @@ MUTANTS = [
      "grid:295"),
     (BLOCKS, "attn_words_set(words, lo > 0 ? lo : 0, min64(hi, keys));",
      "attn_words_set(words, lo > 0 ? lo : 0, min64(hi + 1, keys));", "a listed block has one key too many", "grid:175"),
-    (BLOCKS, "bool whole = in[0] == own || !bits;", "bool whole = true;", "a partial block is taken for full", "grid:290"),
+    (BLOCKS, "bool whole = in[0] == own || !bits;", "bool whole = true;", "a partial block is taken for full", "grid:189"),
     (BLOCKS, ".full = r == first };", ".full = true };", "a block that the first row block lacks is taken for full", "mask"),
     (BLOCKS, "if (hi - lo >= LEAST_RUN && next.pattern != block.pattern) break;", "",
      "lists: a run goes on where row blocks differ", "mask"),
