@@ -331,6 +331,16 @@ static const attn_desc shapes[] = {
       .alibi_batch = 2,
       .bias_dtype = ATTN_F32,
       .bias_extent = { 2, 1, 70, 1 } },
+    /* strips of rows between others see none of the keys that these see */
+    { .batch = 2,
+      .heads_q = 2,
+      .len_q = 200,
+      .len_kv = 200,
+      .flags = ATTN_BLOCKS,
+      .block_rows = 16,
+      .block_keys = 48,
+      .block_batch = 2,
+      .block_heads = 2 },
 };
 
 /* The right gradients, and the same ones whoever computes them. */

@@ -193,6 +193,42 @@ static void rows_that_see_nothing_are_skipped(void **state)
     check_problem_destroy(&problem);
 }
 
+static void expect_strip(const attn_mask_view *view, int64_t row0, attn_mask_tile run, attn_mask_tile expected)
+{
+    attn_mask_strip(view, row0, row0 + 16, &run);
+    bool empty = expected.lo == expected.hi;
+    assert_true(empty ? run.lo >= run.hi : run.lo == expected.lo && run.hi == expected.hi && run.full == expected.full);
+}
+
+/* A run of listed blocks ends where row blocks begin to differ; a strip sees the blocks of its own. */
+static void strips_see_their_own_blocks(void **state)
+{
+    (void)state;
+    static const int32_t full[2][4] = { { 0, 2, 3 }, { 1, 2, 3 } }, counts[2] = { 3, 3 };
+    static const attn_mask_tile none = { 0, 0, false, false }, runs[] = { { 0, 64, false, false },
+                                                                          { 64, 128, false, false },
+                                                                          { 128, 256, true, false } };
+    attn_desc desc = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = 128, .len_kv = 256, .dim_qk = 1 };
+    desc.flags = ATTN_BLOCKS, desc.block_rows = desc.block_keys = 64, desc.block_batch = desc.block_heads = 1;
+    check_problem problem;
+    attn_mask_view view;
+    attn_mask_tile run = { .hi = 0 };
+    assert_ok(check_problem_create(&problem, &desc, &(check_options){ 0 }));
+    problem.args.block_full = full[0], problem.args.block_full_count = counts;
+    problem.args.block_partial = problem.args.block_partial_count = NULL;
+    attn_mask_view_init(&view, &problem.resolved, &problem.args, NULL, 0, 0);
+    for (int i = 0; i < COUNT(runs); i++) {
+        assert_true(attn_mask_next(&view, 0, 128, run.hi, 256, &run));
+        assert_true(run.lo == runs[i].lo && run.hi == runs[i].hi && run.full == runs[i].full);
+    }
+    expect_strip(&view, 0, runs[0], (attn_mask_tile){ 0, 64, true, false });
+    expect_strip(&view, 64, runs[0], none);
+    expect_strip(&view, 0, runs[1], none);
+    expect_strip(&view, 0, (attn_mask_tile){ .lo = 64, .hi = 256 }, (attn_mask_tile){ 128, 256, true, false });
+    expect_strip(&view, 0, (attn_mask_tile){ .lo = 0, .hi = 256 }, (attn_mask_tile){ 0, 256, false, false });
+    check_problem_destroy(&problem);
+}
+
 /* Chunks begin at positions, not at keys: at one that key 0 does not have, before it and far from it. */
 static void chunks_count_from_positions(void **state)
 {
@@ -241,9 +277,8 @@ static void pairs_are_counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(masks_are_what_they_mean),
-        cmocka_unit_test(rows_that_see_nothing_are_skipped),
-        cmocka_unit_test(chunks_count_from_positions),
+        cmocka_unit_test(masks_are_what_they_mean),    cmocka_unit_test(rows_that_see_nothing_are_skipped),
+        cmocka_unit_test(strips_see_their_own_blocks), cmocka_unit_test(chunks_count_from_positions),
         cmocka_unit_test(pairs_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,8 @@
 
 #include "problem/desc.h"
 
+enum { LEAST_RUN = 64 }; /* keys after which a run ends where row blocks begin to differ in what they see */
+
 /* First index in the list whose block is at or after `block`; its length if there is none. */
 static int64_t list_find(const int32_t *list, int64_t length, int64_t block)
 {
@@ -29,16 +31,28 @@ static int64_t list_next(const attn_mask_view *view, int which, int64_t row_bloc
     return at < length ? list[at] : view->block_columns;
 }
 
-/* The first block at or after `block` that some row block lists, and whether all list it and none needs bits for it. */
-static int64_t block_next(const attn_mask_view *view, bool bits, int64_t first, int64_t last, int64_t block, bool *full)
+/* A block of keys, to a few row blocks. */
+typedef struct listed_block {
+    int64_t at;
+    bool full;        /* all list it, and none needs bits for it */
+    uint64_t pattern; /* which list it and which need bits: alike for blocks that are to all of them the same */
+} listed_block;
+
+/* The first block at or after `block` that some row block lists; at block_columns if there is none. */
+static listed_block block_next(const attn_mask_view *view, bool bits, int64_t first, int64_t last, int64_t block)
 {
-    int64_t next = view->block_columns;
-    for (int64_t r = first; r <= last; r++)
-        for (int which = 0; which < 2; which++)
-            next = min64(next, list_next(view, which, r, block));
-    *full = true;
-    for (int64_t r = first; r <= last && *full; r++)
-        *full = list_next(view, 0, r, next) == next || (!bits && list_next(view, 1, r, next) == next);
+    listed_block next = { .at = view->block_columns, .full = true };
+    for (int64_t r = first; r <= last; r++) {
+        int64_t in[2] = { list_next(view, 0, r, block), list_next(view, 1, r, block) }, own = min64(in[0], in[1]);
+        if (own > next.at) {
+            next.full = false, next.pattern *= 3;
+            continue;
+        }
+        bool whole = in[0] == own || !bits;
+        if (own < next.at) next = (listed_block){ .at = own, .full = r == first };
+        next.full = next.full && whole;
+        next.pattern = 3 * next.pattern + (whole ? 2 : 1);
+    }
     return next;
 }
 
@@ -46,17 +60,36 @@ bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t
                     int64_t most, attn_mask_tile *tile)
 {
     int64_t first = row0 / view->block_rows, last = (row1 - 1) / view->block_rows, size = view->block_keys;
-    bool full, more_full;
-    int64_t block = block_next(view, bits, first, last, from / size, &full);
-    int64_t lo = block * size > from ? block * size : from;
-    if (block >= view->block_columns || lo >= end) return false;
-    int64_t hi = (block + 1) * size;
-    while (hi < min64(end, lo + most) && block_next(view, bits, first, last, block + 1, &more_full) == block + 1) {
-        full = full && more_full;
-        hi = (++block + 1) * size;
+    listed_block block = block_next(view, bits, first, last, from / size), next;
+    int64_t lo = block.at * size > from ? block.at * size : from;
+    if (block.at >= view->block_columns || lo >= end) return false;
+    int64_t hi = (block.at + 1) * size;
+    bool full = block.full;
+    while (hi < min64(end, lo + most) &&
+           (next = block_next(view, bits, first, last, block.at + 1)).at == block.at + 1) {
+        if (hi - lo >= LEAST_RUN && next.pattern != block.pattern) break;
+        full = full && next.full, block = next;
+        hi = (block.at + 1) * size;
     }
     *tile = (attn_mask_tile){ .lo = lo, .hi = min64(hi, min64(end, lo + most)), .full = full };
     return true;
+}
+
+bool attn_list_strip(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi)
+{
+    int64_t first = row0 / view->block_rows, last = (row1 - 1) / view->block_rows, size = view->block_keys;
+    listed_block block = block_next(view, bits, first, last, *lo / size);
+    if (block.at * size > *lo) *lo = min64(block.at * size, *hi);
+    bool full = block.full;
+    int64_t end = *lo;
+    while (block.at < view->block_columns && block.at * size < *hi) {
+        full = full && block.full && block.at * size <= end;
+        end = min64((block.at + 1) * size, *hi);
+        if (end == *hi) break;
+        block = block_next(view, bits, first, last, block.at + 1);
+    }
+    *hi = end;
+    return full;
 }
 
 /* Blocks of [first, last] that a row block lists; only_full: in its list of full blocks. */
@@ -115,10 +148,14 @@ void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
 /* 64 bits of a row from bit `at` on; nothing past its bytes is read. */
 static uint64_t bits_from(const attn_mask_view *view, const uint8_t *bytes, int64_t at)
 {
-    int64_t byte = at / 8, shift = at % 8;
-    uint8_t near[9] = { 0 };
-    if (byte < view->bits_pitch) memcpy(near, bytes + byte, (size_t)min64(9, view->bits_pitch - byte));
-    uint64_t word = 0;
+    int64_t byte = at / 8, shift = at % 8, left = view->bits_pitch - byte;
+    uint8_t last[9] = { 0 };
+    const uint8_t *near = bytes + byte;
+    if (left < 9) {
+        if (left > 0) memcpy(last, near, (size_t)left);
+        near = last;
+    }
+    uint64_t word = 0; /* compilers make one load of it, which a copy of a length that they do not know hinders */
     for (int i = 0; i < 8; i++)
         word |= (uint64_t)near[i] << 8 * i;
     return shift ? word >> shift | (uint64_t)near[8] << (64 - shift) : word;

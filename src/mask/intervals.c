@@ -146,14 +146,39 @@ bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t k
     return true;
 }
 
-/* A key's bounds, as a node of that key alone. */
-static attn_interval_node node_of(const attn_mask_view *view, int64_t key)
+/* Of keys key + i, i < count <= 64, as bits: whose intervals have `first` at or after a start, and `end` at or before
+ * that one's end. So rows [first, end) are hidden whole; rows [end - 1, first + 1) in part. Without branches: compilers
+ * make vectors of it. */
+static uint64_t keys_with(const attn_mask_view *view, int64_t key, int64_t count, int64_t first_row, int64_t end_row)
 {
-    attn_interval_node node;
-    bounds_of(view->intervals + key * view->interval_vectors, view->interval_vectors, view->flags & ATTN_CAUSAL,
-              node.min);
-    memcpy(node.max, node.min, sizeof node.max);
-    return node;
+    const int32_t *v = view->intervals + key * view->interval_vectors;
+    const int32_t first = (int32_t)first_row, end = (int32_t)end_row;
+    uint8_t with[64] = { 0 };
+    if (view->interval_vectors == 1)
+        for (int64_t i = 0; i < count; i++)
+            with[i] = first >= v[i];
+    else if (view->interval_vectors == 4)
+        for (int64_t i = 0; i < count; i++)
+            with[i] = ((first >= v[4 * i]) & (end <= v[4 * i + 1])) | ((first >= v[4 * i + 2]) & (end <= v[4 * i + 3]));
+    else if (view->flags & ATTN_CAUSAL)
+        for (int64_t i = 0; i < count; i++)
+            with[i] = (first >= v[2 * i]) & (end <= v[2 * i + 1]);
+    else
+        for (int64_t i = 0; i < count; i++)
+            with[i] = (first >= v[2 * i]) | (end <= v[2 * i + 1]);
+    uint64_t bits = 0;
+    for (int i = 0; i < 64; i += 8) {
+        uint64_t eight = 0;
+        for (int j = 0; j < 8; j++)
+            eight |= (uint64_t)with[i + j] << 8 * j;
+        bits |= (eight * UINT64_C(0x0102040810204080) >> 56) << i;
+    }
+    return bits;
+}
+
+static uint64_t first_bits(int64_t count)
+{
+    return count < 64 ? (UINT64_C(1) << count) - 1 : ~UINT64_C(0);
 }
 
 static const attn_interval_node *leaf_of(const attn_mask_view *view, int64_t key)
@@ -161,42 +186,50 @@ static const attn_interval_node *leaf_of(const attn_mask_view *view, int64_t key
     return view->nodes + key / ATTN_INTERVAL_NODE;
 }
 
+/* The first key of [lo, hi) that some row of [row0, row1) sees; hi if there is none. */
+static int64_t first_seen(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t lo, int64_t hi)
+{
+    while (lo < hi) {
+        int64_t end = min64((lo / 64 + 1) * 64, hi);
+        if (!hidden(leaf_of(view, lo), row0, row1)) {
+            uint64_t seen = ~keys_with(view, lo, end - lo, row0, row1) & first_bits(end - lo);
+            if (seen) return lo + __builtin_ctzll(seen);
+        }
+        lo = end;
+    }
+    return hi;
+}
+
+/* Likewise the end of the last. */
+static int64_t last_seen(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t lo, int64_t hi)
+{
+    while (lo < hi) {
+        int64_t start = (hi - 1) / 64 * 64 > lo ? (hi - 1) / 64 * 64 : lo;
+        if (!hidden(leaf_of(view, start), row0, row1)) {
+            uint64_t seen = ~keys_with(view, start, hi - start, row0, row1) & first_bits(hi - start);
+            if (seen) return start + 64 - __builtin_clzll(seen);
+        }
+        hi = start;
+    }
+    return lo;
+}
+
 bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi)
 {
-    attn_interval_node node;
-    for (; *lo < *hi; ++*lo) {
-        while (*lo < *hi && hidden(leaf_of(view, *lo), row0, row1))
-            *lo = min64((*lo / ATTN_INTERVAL_NODE + 1) * ATTN_INTERVAL_NODE, *hi);
-        if (*lo < *hi && (node = node_of(view, *lo), !hidden(&node, row0, row1))) break;
-    }
-    for (; *lo < *hi; --*hi) {
-        while (*lo < *hi && hidden(leaf_of(view, *hi - 1), row0, row1))
-            *hi = (*hi - 1) / ATTN_INTERVAL_NODE * ATTN_INTERVAL_NODE;
-        if (*lo < *hi && (node = node_of(view, *hi - 1), !hidden(&node, row0, row1))) break;
-    }
-    for (int64_t key = *lo; key < *hi;) {
-        int64_t end = min64((key / ATTN_INTERVAL_NODE + 1) * ATTN_INTERVAL_NODE, *hi);
-        if (!untouched(leaf_of(view, key), row0, row1))
-            for (int64_t j = key; j < end; j++)
-                if (node = node_of(view, j), !untouched(&node, row0, row1)) return false;
-        key = end;
+    *lo = first_seen(view, row0, row1, *lo, *hi);
+    *hi = last_seen(view, row0, row1, *lo, *hi);
+    for (int64_t key = *lo, end; key < *hi; key = end) {
+        end = min64((key / 64 + 1) * 64, *hi);
+        if (!untouched(leaf_of(view, key), row0, row1) && keys_with(view, key, end - key, row1 - 1, row0 + 1))
+            return false;
     }
     return true;
 }
 
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
-    const int32_t *key = view->intervals + key0 * view->interval_vectors;
-    bool causal = view->flags & ATTN_CAUSAL;
     if (keys > view->interval_keys - key0) keys = view->interval_keys - key0;
-    for (int64_t base = 0; base < keys; base += 64) {
-        uint64_t seen = 0;
-        for (int64_t i = 0; i < min64(64, keys - base); i++, key += view->interval_vectors) {
-            int32_t b[4];
-            bounds_of(key, view->interval_vectors, causal, b);
-            bool hide = (row >= b[0] && row < b[1]) || (row >= b[2] && row < b[3]);
-            seen |= (uint64_t)!hide << i;
-        }
-        words[base / 64] &= seen;
-    }
+    for (int64_t base = 0; base < keys; base += 64)
+        words[base / 64] &=
+            ~keys_with(view, key0 + base, min64(64, keys - base), row, row + 1) & first_bits(keys - base);
 }

@@ -160,7 +160,7 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
     return false;
 }
 
-/* strip: with intervals. */
+/* strip: with lists and intervals. */
 static void narrow(const attn_mask_view *view, int64_t row0, int64_t row1, bool strip, attn_mask_tile *tile)
 {
     attn_runs hull = hull_of(view, row0, row1), core = core_of(view, row0, row1);
@@ -170,7 +170,9 @@ static void narrow(const attn_mask_view *view, int64_t row0, int64_t row1, bool 
         if (start < end) lo = min64(lo, start), hi = max64(hi, end);
     }
     if (lo >= hi) lo = hi = tile->lo;
-    bool listed = view->lists[0] || view->lists[1] || (view->bits && tile->hi > view->bits_first);
+    bool lists = view->lists[0] || view->lists[1], bits = view->bits && tile->hi > view->bits_first;
+    bool listed = lists || bits;
+    if (strip && lists && attn_list_strip(view, bits, row0, row1, &lo, &hi)) listed = false;
     if (view->intervals && !(strip && attn_interval_strip(view, row0, row1, &lo, &hi))) listed = true;
     bool full = tile->full || (!listed && lo < hi && inside(&core, lo, hi));
     *tile = (attn_mask_tile){ lo, hi, full, !listed && !view->ranges.prefix };

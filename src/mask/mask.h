@@ -3,7 +3,7 @@
  * Whatever kinds are combined, a mask view answers, for rows [row0, row1) of one head:
  *   attn_mask_next  which keys does some row see, run after run, from ranges, lists and summaries, never key by key;
  *   attn_mask_span  of a given run, which part do ranges show these rows, and all of it or only some;
- *   attn_mask_strip the same for a few rows, with what intervals hide at its ends and within;
+ *   attn_mask_strip the same for a few rows, with what lists and intervals hide at its ends and within;
  *   attn_mask_run   which keys does one row see, if they are one run, as a range;
  *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits;
  * and for keys [key0, key1)
@@ -67,8 +67,9 @@ bool attn_mask_rows_next(const attn_mask_view *view, int64_t key0, int64_t key1,
 /* Narrows *tile to what rows [row0, row1) see of it by ranges, and says whether that is full. Empty: lo >= hi. */
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
 
-/* The same by intervals, too: looks at keys one by one where the summary says neither. Not all keys of *tile that the
- * rows see need to lie together; where strips follow one another, what they see of a key may have gaps. */
+/* The same by lists and intervals, too: looks at keys one by one where the intervals' summary says neither. Not all
+ * keys of *tile that the rows see need to lie together; where strips follow one another, what they see of a key may
+ * have gaps. */
 void attn_mask_strip(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile);
 
 /* words[i / 64] bit i % 64: `row` sees key key0 + i, 0 <= i < keys <= ATTN_MASK_MOST. Fills ceil(keys / 64) words.

@@ -10,7 +10,7 @@ static inline int64_t min64(int64_t a, int64_t b)
 }
 
 /* The first run in [from, end) that some row of [row0, row1) sees, at most `most` keys. False: none in [from, end).
- * bits: partial blocks have bits there. */
+ * bits: partial blocks have bits there. A run of listed blocks may end where row blocks begin to differ. */
 bool attn_list_next(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t from, int64_t end,
                     int64_t most, attn_mask_tile *tile);
 bool attn_interval_next(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t from, int64_t end, int64_t most,
@@ -25,6 +25,7 @@ bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t k
 
 /* Narrows [*lo, *hi) to the first and the last key that some row of [row0, row1) sees; true if these rows see all keys
  * between. */
+bool attn_list_strip(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi);
 bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi);
 
 /* Clears the bits of the keys that the row does not see. */

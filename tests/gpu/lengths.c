@@ -39,7 +39,6 @@ void bits_and_lists(const attn_cuda_kernel *k)
     static const int64_t rows[] = { 192, 256, 200, 64 }, blocks[] = { 64, 128, 40, 256 };
     int number = 0, scale = test_scale();
     bool backward = attn_cuda_direction(k) == ATTN_BACKWARD, gathers = attn_cuda_gathers(k);
-    int the_long = gathers ? 10 : k->features & ATTN_BLOCKS ? 2 : 0; /* more tiles than are looked at at once */
     if ((!(k->features & ATTN_BITS) && !gathers) || k->paged) return;
     for (int r = 0; r < 4; r++)
         for (int b = -1; b < 4; b++)
@@ -48,12 +47,14 @@ void bits_and_lists(const attn_cuda_kernel *k)
                 uint32_t flags = (b < 0 ? 0 : ATTN_BLOCKS) | (bits ? ATTN_BITS : 0);
                 if (flags & ~k->features || (gathers && blocks[b] % 64)) continue;
                 int64_t len_kv = 5 * k->kv_tile + (number % 3 ? 0 : 37);
+                /* more tiles than are looked at at once: by bits alone, and by bits and blocks */
+                bool is_long = gathers ? number == 10 : number == 2 || number == 9;
                 attn_desc desc = { .flags = flags,
                                    .batch = 1,
                                    .heads_q = 2,
                                    .heads_kv = 2,
-                                   .len_q = number == the_long && backward ? 33 * k->q_tile : rows[r],
-                                   .len_kv = number == the_long && !backward ? 33 * k->kv_tile : len_kv };
+                                   .len_q = is_long && backward ? 33 * k->q_tile : rows[r],
+                                   .len_kv = is_long && !backward ? 33 * k->kv_tile : len_kv };
                 if (number % 4 == 1) desc.flags |= ATTN_CAUSAL;
                 if (b >= 0) desc.block_rows = desc.block_keys = blocks[b], desc.block_batch = desc.block_heads = 1;
                 if (bits) desc.bits_batch = 1, desc.bits_heads = 1 + number % 2;

@@ -149,6 +149,8 @@ MUTANTS = [
      "emulated/sm90_bf16_d64_128x128_blocks"),
     (SM90 + "forward/mask_blocks.h", "if (c->masked & BY_BLOCKS) hide_pieces", "if (false) hide_pieces",
      "pieces that have no mate are seen by both", "emulated/sm90_bf16_d64_128x128_blocks"),
+    (SM90 + "around_forward.cu", "thread < keys; i++)", "thread < keys / 2; i++)",
+     "rows of half the keys are not looked at", "emulated/sm90_bf16_d64_128x128_masks"),
     (SM90 + "forward/mask_general.h", "shown.x |= of_line.x, shown.y &= of_line.y;", "shown = of_line;",
      "a tile is what its last rows see of it", "emulated/sm90_bf16_d64_128x128_masks"),
     (SM90 + "backward/q_tiles.h", "is.full = is.inside && is.clear && shown.y", "is.full = shown.y",

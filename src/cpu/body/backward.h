@@ -150,7 +150,7 @@ static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
     return span->lo < hi && span->hi > lo && span->lo < span->hi;
 }
 
-/* From key0 on, what of a run each strip of rows sees. The rows that see a strip of keys lie together but for
+/* From key0 on, what of a run each strip of rows sees. The rows that see a strip of keys lie together but for lists and
  * intervals: both ends of what ranges show a row never fall from row to row, and a prefix is seen from its chunk's
  * first row to the last, so a strip that does not see the keys comes before or after all that do. */
 static void backward_spans(backward *b, const attn_mask_tile *run)
@@ -198,7 +198,8 @@ static void backward_pairs(const backward *b, const attn_mask_tile *run, const f
 static void backward_gaps(const backward *b, const attn_mask_tile *run)
 {
     int64_t key0 = b->task->key0;
-    if (!b->mask->intervals || run->full) return;
+    bool gaps = b->mask->intervals || b->mask->lists[0] || b->mask->lists[1];
+    if (!gaps || run->full) return;
     for (int64_t j = (run->lo - key0) / STRIP; j * STRIP < run->hi - key0; j++)
         for (int64_t i = b->seen[j].lo / STRIP; i * STRIP < b->seen[j].hi; i++) {
             if (sees(&b->span[i], key0 + j * STRIP, key0 + (j + 1) * STRIP)) continue;

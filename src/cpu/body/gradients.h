@@ -18,6 +18,7 @@ static void add_bias_gradient(const attn_backward_task *t, int64_t head, int64_t
         return;
     }
     out += t->key0;
+    if (t->grad_bias_row) prefetch_row(ATTN_F32, out, BIAS_AHEAD * t->grad_bias_row + lo, end - lo);
     for (; i + VL <= end; i += VL)
         v_store(out + i, v_add(v_load(out + i), v_load(ds + i)));
     for (; i < end; i++)

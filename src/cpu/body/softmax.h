@@ -48,6 +48,8 @@ ALWAYS_INLINE vf tanh_of(vf x)
     return v_select_less(size, v_set1(0.625f), near, far);
 }
 
+enum { BIAS_AHEAD = 8 }; /* rows by which a bias is fetched before it is read */
+
 /* Bounds biases as attn.h says. */
 static void bound_bias(float *bias, int64_t lo, int64_t hi)
 {
@@ -89,6 +91,8 @@ static void load_bias(const attn_score *score, int64_t row, int64_t key0, int64_
     int64_t step = score->bias_key, end = keys - key0 < lo ? lo : keys - key0 < hi ? keys - key0 : hi;
     const void *from = row_at(dtype, score->bias, row * score->bias_row + key0 * step);
     vf top = v_set1(INFINITY);
+    if (step == 1 && score->bias_row) /* a few keys of each row: no hardware looks ahead */
+        prefetch_row(dtype, from, BIAS_AHEAD * score->bias_row + lo, end - lo);
     if (step == 1 && dtype == ATTN_F32)
         top = bias_as(ATTN_F32, from, lo, end, hi, bias);
     else if (step == 1 && dtype == ATTN_F16)
