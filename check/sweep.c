@@ -105,8 +105,8 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         if (attn_cuda_bytes_obstacle(cuda, desc)) return false;
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
         return attn_cuda_direction(cuda) == desc->direction && (some || !attn_cuda_is_variant(cuda)) &&
-                cuda->dtype == desc->dtype && cuda->kv_dtypes >> attn_kv_dtype(desc) & 1 &&
-                (desc->flags & ~cuda->features) == 0 && !(cuda->needs & ~desc->flags) &&
+               cuda->dtype == desc->dtype && cuda->kv_dtypes >> attn_kv_dtype(desc) & 1 &&
+               (desc->flags & ~cuda->features) == 0 && !(cuda->needs & ~desc->flags) &&
                (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) && attn_cuda_takes_ranges(cuda, desc) &&
                attn_cuda_takes_lists(cuda, desc) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
     }
@@ -281,7 +281,7 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     if (gone & ATTN_CHUNK) d->chunk = 0;
     if (gone & ATTN_INTERVALS) d->interval_vectors = d->interval_heads = 0;
     if (gone & ATTN_BLOCKS) d->block_rows = d->block_keys = d->block_batch = d->block_heads = 0;
-    if (gone & ATTN_BITS) d->bits_batch = d->bits_heads = 0;
+    if (gone & ATTN_BITS) d->bits_batch = d->bits_heads = d->bits_keys = 0;
     if (gone & ATTN_SOFTCAP) d->softcap = 0;
     if (gone & ATTN_ALIBI) d->alibi_batch = 0;
     if (gone & ATTN_DROPOUT) d->dropout_p = 0;

@@ -176,7 +176,7 @@ static void kernels_are_chosen(void **state)
     desc.bias_extent[0] = desc.bias_extent[1] = desc.bias_extent[2] = 1, desc.bias_extent[3] = desc.len_kv;
     assert_string_equal(info_of(&desc).kernel, "sm90_backward_bf16_d64_128_bias");
     desc.alignment = 8; /* of the bias, too */
-    assert_string_equal(info_of(&desc).kernel, "sm90_backward_bf16_d64_128_score_mod");
+    assert_non_null(strstr(info_of(&desc).kernel, "_score_mod"));
     desc = small_backward();
     desc.dtype = ATTN_F32;
     assert_string_equal(info_of(&desc).kernel, "sm90_backward_fallback_f32");

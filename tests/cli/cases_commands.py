@@ -216,7 +216,7 @@ def elements_of_a_byte(place):
     check(bytes_[1] < 0.3 * bytes_[0], bytes_)
     place.refuses([*problem, "--backward", "--kv-dtype", "i8"], 1, "k and v of i8 are computed forward only")
     place.refuses([*problem, "--kv-dtype", "bf16"], 2, "--kv-dtype bf16: takes e4m3 or i8")
-    place.refuses(["bench", "--suite", "prefill", "--kv-dtype", "i8"], 2, "--kv-dtype i8: goes with --suite decode of the CPU")
+    place.refuses(["bench", "--suite", "prefill", "--kv-dtype", "i8"], 2, "--kv-dtype i8: goes with --suite decode")
     kernels = {k["name"]: k for k in json.loads(place.run("kernels", "--json").out)}
     check(kernels["portable_decode"]["kv_dtypes"] == ["e4m3", "i8"] and not kernels["portable_backward"]["kv_dtypes"], kernels)
 

@@ -27,8 +27,8 @@ KERNELS_OF(F32)
 KERNELS_OF(F16)
 KERNELS_OF(BF16)
 
-extern "C" __global__ void decode_128(attn_decode_params p) { decode<decode_config<BF16, 128, 128, 32, 1>>(&p); }
-extern "C" __global__ void decode_two_dims(attn_decode_params p) { decode<decode_config<F16, 128, 64, 32, 1>>(&p); }
+extern "C" __global__ void decode_128(attn_decode_params p) { decode<decode_config<BF16, BF16, 128, 128, 32, 1>>(&p); }
+extern "C" __global__ void decode_two_dims(attn_decode_params p) { decode<decode_config<F16, F16, 128, 64, 32, 1>>(&p); }
 extern "C" __global__ void classify(attn_cuda_shape shape, attn_cuda_mask mask, bool *seen)
 {
     struct {
