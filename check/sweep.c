@@ -336,6 +336,7 @@ static void narrow_down(int number, attn_desc *d)
     d->dim_qk = dims[number % 4], d->dim_v = dims[number / 4 % 4];
     if (d->flags & ATTN_BIAS) return; /* whose extents are the lengths */
     d->len_q = rows[number % 5], d->len_kv = keys[number / 4 % 4];
+    if (d->bits_keys > d->len_kv) d->bits_keys = d->len_kv;
 }
 
 /* Cases with all that a kernel takes are few where it takes little: a quarter of the small ones once more, fitted to

@@ -226,6 +226,7 @@ static const char *plain_prefill(const attn_cuda_kernel *like, int64_t dim)
 
 static void measure_gpu(row *to, const attn_cuda_kernel *k)
 {
+    if (attn_cuda_kv_dtype(k)) return; /* of keys of a byte: its decode's promises are those of 16 bits */
     char paged[128];
     bool decode = k->form == ATTN_CUDA_DECODE, variant = k->form == ATTN_CUDA_FORWARD;
     int64_t most = decode ? 16 * HEADS_KV / HEADS_Q : CHUNK_MOST;
