@@ -134,9 +134,9 @@ DEVICE bool next_by_judgement(const attn_sm90_params *p, kv_item *item, q_walk *
             is.seen = is.seen && (at->judged::get()->lists & all_hidden) != all_hidden;
             is.full = is.full && (at->judged::get()->lists & all_whole) == all_whole;
         }
-        /* the bias of rows that no sequence has may be anything */
-        bool others = config::bias && p->shape.flags & (FLAG_VARLEN | FLAG_LENS_Q) && (tile + 1) * Q_ROWS > seq->len_q;
-        is.full = is.full && !others, is.inside = is.inside && !others;
+        if constexpr (config::bias) /* of rows that no sequence has it may be anything */
+            if (p->shape.flags & (FLAG_VARLEN | FLAG_LENS_Q) && (tile + 1) * Q_ROWS > seq->len_q)
+                is.full = is.inside = false;
         if (p->shape.flags & FLAG_DETERMINISTIC && tile < at->end) is.full = is.full && is.seen, is.seen = true;
         at->from = at->ahead, at->ahead += 32;
         at->seen = __ballot_sync(~0u, is.seen), at->full = __ballot_sync(~0u, is.full);
