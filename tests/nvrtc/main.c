@@ -87,8 +87,6 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_bf16_d256_128x64_bits_bias", 32 },
         { "attn_sm90_backward_bf16_d256_64_masks_alibi", 16 },
         { "attn_sm90_backward_bf16_d256_64_masks_dropout", 16 },
-        { "attn_sm90_backward_bf16_d64_128_masks_bias", 160 },
-        { "attn_sm90_backward_bf16_d128_128_masks_bias", 236 },
         { "attn_sm90_fallback_f16", 16 },
         { "attn_sm90_fallback_f32", 12 },
         { "attn_pages_append_f32_16", 8 },
