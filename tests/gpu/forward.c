@@ -79,7 +79,7 @@ static void last_waves(const attn_cuda_kernel *k)
         desc.strategy = packed.strategy = strategy;
         desc.flags = packed.flags = i < 2 ? 0 : ATTN_OUT_F32 | ATTN_SINK;
         desc.len_kv = packed.len_kv =
-            16 * k->kv_tile - 3 - (k->kv_tile % 3 == 0); /* no multiple of 3: a bias has rows */
+            16 * k->kv_tile - (k->kv_tile % 3 ? 3 : 5); /* no multiple of 2 or 3: all of a bias */
         check_kernel(k, i % 2 ? packed : desc, options_of(i + 1), true);
     }
 }
