@@ -115,7 +115,7 @@ MUTANTS = [
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "load.h", "newer = 2 * stages - 1;", "newer = 2 * stages;", "products do not wait for the last copy",
      "emulated/sm90_decode_bf16_d64"),
-    (DECODING + "load.h", "present = there ? present >> first : 0;", "present = ~0u;", "keys that are not there are copied",
+    (DECODING + "load.h", "some = there ? present.of[word] >> first : 0;", "some = ~0u;", "keys that are not there are copied",
      "emulated/sm90_decode_bf16_d64"),
     (DECODING + "attend.h", "rows->out[i / 4][i % 4] *= shrink[i / 2 % 2];", ";", "O keeps an old max",
      "emulated/sm90_decode_bf16_d64"),
