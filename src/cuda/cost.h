@@ -60,8 +60,8 @@ int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int
  * reciprocals of a softcap, Philox of dropout; of a kernel for all changes, asked for or not. */
 double attn_cuda_change_clocks(const attn_cuda_kernel *kernel);
 
-/* The same of what a problem asks for of a variant that changes scores as flags say: measured, on an H100 at 128 dims,
- * beside what it takes for a problem that asks for nothing. */
+/* The same of what a problem asks for of a variant that changes scores as flags say, beside what it takes for a problem
+ * that asks for nothing: from times of an H100 at 128 dims. */
 double attn_cuda_asked_clocks(const attn_cuda_kernel *kernel, const attn_desc *desc);
 
 #endif

@@ -104,9 +104,8 @@ static const char *not_legal(const attn_cuda_problem *of, const attn_cuda_kernel
     if (d->len_q * (d->heads_q / d->heads_kv) > ATTN_DECODE_GROUP_ROWS)
         return "it takes 16 packed rows at most: len_q * heads_q / heads_kv";
     if (!lies_well(d) && elements_at_once(d) == 16)
-        return "beside keys of a byte it takes head dims and strides of k and v that are multiples of 16, of q of 8, "
-               "at "
-               "an alignment of 16";
+        return "beside keys of a byte it takes an alignment of 16, head dims and strides of k and v that are multiples "
+               "of 16, and strides of q that are multiples of 8";
     if (!lies_well(d))
         return "it takes head dims and strides of q, k and v that are multiples of 8, at an alignment of 16";
     if ((double)d->batch * (double)d->heads_kv * (double)tiles_most(d, k) > INT32_MAX) return "its tiles are too many";

@@ -15,14 +15,14 @@ DEVICE float tanh_of(float x)
     return fabsf(x) < 0.25f ? x * near : copysignf(far, x);
 }
 
-/* factor * tanh + offset of two numbers x by one reciprocal: tanh is 1 - 1 / a, where a = (e^2x + 1) / 2. unit * *x is
- * log2(e^2x). tanh errs by some 2^-23, also near 0; NaN stays. */
-DEVICE void tanh_of_two(float *x, float *y, float unit, float factor = 1, float x_offset = 0, float y_offset = 0)
+/* tanh of two numbers x by one reciprocal: 1 - 1 / a, where a = (e^2x + 1) / 2. unit * *x is log2(e^2x). Errs by some
+ * 2^-23, also near 0; NaN stays. */
+DEVICE void tanh_of_two(float *x, float *y, float unit)
 {
     float a = exp2_approx(min_nan(fmaf(*x, unit, -1), 59)) + 0.5f;
     float b = exp2_approx(min_nan(fmaf(*y, unit, -1), 59)) + 0.5f;
-    float inverse = reciprocal_approx(-(a * b)) * factor;
-    *x = fmaf(inverse, b, factor + x_offset), *y = fmaf(inverse, a, factor + y_offset);
+    float inverse = reciprocal_approx(-(a * b));
+    *x = fmaf(inverse, b, 1), *y = fmaf(inverse, a, 1);
 }
 
 /* Bias of a row's key 0; strides of axes whose extent is 1 do not count. */

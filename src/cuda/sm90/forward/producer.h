@@ -56,7 +56,7 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
     advance(&at->q, config::q_stages);
 }
 
-/* Whether the next Q has a stage by now. Where one warp's lane sees that, it stays so. */
+/* Whether the next Q has a stage by now. If one lane sees it, all may go on: it stays so. */
 DEVICE bool takes_q(const shared *s, const producer *at)
 {
     return __any_sync(~0u, barrier_test(BARRIER(s, q.empty[at->q.index]), at->q.phase));
