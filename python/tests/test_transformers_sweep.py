@@ -122,12 +122,15 @@ def outputs_of(model, inputs, used):
 
 @contextlib.contextmanager
 def limited(seconds):
-    """TimeoutError where what is inside takes longer: some models loop over tokens and states in Python."""
+    """TimeoutError where what is inside takes longer: some models loop over tokens and states in Python.
+
+    The timer goes on: Python drops an exception that a signal raises inside a destructor or a weak reference's call.
+    """
     def stop(*_):
         raise TimeoutError(f"longer than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
