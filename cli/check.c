@@ -137,7 +137,20 @@ static const char *name_of(const check_report *report)
 
 static const char *status_of(const check_report *report)
 {
-    return report->skipped ? "SKIPPED" : report->failures ? "FAILED" : "ok";
+    return report->skipped ? "SKIPPED" : report->failures ? "FAILED" : report->cases ? "ok" : "no case";
+}
+
+/* The kernel that was asked for takes none of the cases that were run: "0 failed" alone would read as a success. */
+static void say_none_ran(const check_sweep *sweep, const values *v)
+{
+    char where[64] = "the grid";
+    if (!v->kernel || sweep->reports[0].cases || sweep->reports[0].skipped) return;
+    if (v->number.given)
+        snprintf(where, sizeof where, "case %llu", (unsigned long long)v->number.value);
+    else if (v->part[1] > 1)
+        snprintf(where, sizeof where, "part %lld/%lld", (long long)v->part[0], (long long)v->part[1]);
+    printf("no case of %s is in %s%s%s\n", v->kernel, where, v->quick ? " with --quick" : "",
+           v->strategy ? " with this strategy" : "");
 }
 
 static void print_table(const check_sweep *sweep, int cases, int failed, int skipped)
@@ -289,6 +302,7 @@ int attn_cmd_check(int argc, char **argv)
         skipped += sweep.reports[i].skipped;
     }
     (v.json ? print_json : print_table)(&sweep, cases, failed, skipped);
+    if (!v.json) say_none_ran(&sweep, &v);
     if (!v.json && !v.strategy && (v.strategies || !v.number.given)) attn_check_strategies_print(&sweep, v.strategies);
     bool whole = !v.quick && !v.number.given && v.part[1] == 1 && !v.strategy;
     int missing = whole ? attn_check_strategies_missing(&sweep) : 0;

@@ -237,6 +237,14 @@ def checks(place):
         check(done.err.count("SKIPPED: ") == 1, done.err)
         told = json.loads(place.run("check", "--device", "cuda", *words, "--json", **nowhere).out)
         check(told["cases"] == cases and told["skipped"] == len(told["kernels"]) > 0, told)
+    # Where nothing ran, "0 failed" alone would read as a success.
+    alone = ["check", "--kernel", "portable_prefill", "--quick", "--case"]
+    ran = {n: place.run(*alone, str(n)).out for n in range(12)}
+    for n, text in ran.items():
+        said = "no case of portable_prefill is in case %d with --quick\n" % n
+        check(text.endswith(said) == ("\n0 cases, seed 1" in text), text)
+        check(("no case" in text) == text.endswith(said) and (" ok\n" in text) != text.endswith(said), text)
+    check(any("no case" in text for text in ran.values()) and any(" ok\n" in text for text in ran.values()), ran)
     place.refuses(["check", "--pass", "both"], 2, "--pass both: takes forward or backward")
     place.refuses(["check", "--pass", "backward", "--kernel", "avx2_decode"], 2, "--pass backward: attn kernels lists no")
 
