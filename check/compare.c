@@ -9,6 +9,7 @@
 #include "problem/desc.h"
 #include "check/gpu/launch.h"
 #include "check/rounding.h"
+#include "check/widen.h"
 #include "ref/ref.h"
 
 /* Multiply-adds that the CPU's reference may spend on a problem, but for so many rows. */
@@ -144,7 +145,7 @@ static double row_work(const attn_desc *desc)
 }
 
 /* Computes some rows of a problem and brings the yardstick up to date. */
-static check_reference compute_rows(const check_problem *problem, yardstick *y)
+static check_reference compute_rows_of(const check_problem *problem, yardstick *y)
 {
     const attn_desc *desc = &problem->resolved;
     double all = (double)(desc->batch * desc->heads_q * desc->len_q);
@@ -173,6 +174,15 @@ static check_reference compute_rows(const check_problem *problem, yardstick *y)
     check_raise(&y->naive, &naive, count);
     check_raise(&y->slack, &slack, count);
     y->work += row_work(desc) * reference.count + 1e4 + check_gpu_draw_work(problem);
+    return reference;
+}
+
+static check_reference compute_rows(const check_problem *problem, yardstick *y)
+{
+    if (!problem->options.widens) return compute_rows_of(problem, y);
+    check_problem widened = check_widened(problem);
+    check_reference reference = compute_rows_of(&widened, y);
+    check_widened_destroy(&widened);
     return reference;
 }
 

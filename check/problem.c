@@ -437,6 +437,12 @@ static attn_args args_of(const check_problem *problem)
     return args;
 }
 
+int check_problem_shift(const check_problem *problem)
+{
+    const check_options *o = &problem->options;
+    return o->shift ? o->shift : o->seed % 4 == 1 ? 2 : 0;
+}
+
 /* Every fourth problem lies at addresses that kernels find inconvenient. */
 static attn_status run_on_device(const check_problem *problem, const attn_desc *desc, char *kernel)
 {
@@ -448,9 +454,7 @@ static attn_status run_on_device(const check_problem *problem, const attn_desc *
     if (gpu.flags & ATTN_PAGED) args.fault = &fault;
     gpu.threads = 0, gpu.isa = ATTN_ISA_AUTO, gpu.parallel_for = NULL;
     refresh_outputs(problem);
-    int shift = problem->options.shift;
-    if (shift == 0 && problem->options.seed % 4 == 1) shift = 2;
-    attn_status status = device_begin(&run, &gpu, &args, shift);
+    attn_status status = device_begin(&run, &gpu, &args, check_problem_shift(problem));
     if (status != ATTN_OK) return status;
     if (kernel != NULL && attn_plan_get_info(run.plan, &info) == ATTN_OK)
         snprintf(kernel, CHECK_NAME, "%s", info.kernel);

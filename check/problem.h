@@ -78,6 +78,7 @@ typedef struct check_options {
     int shift;          /* bytes by which tensors on a GPU miss a boundary of 16; 0: every fourth seed's by 2 */
     uint64_t strides;   /* draws strides for each tensor in place of the layout's; 0: none */
     bool rounds_p;      /* of a kernel that multiplies E4M3, and P rounded to it: a variant of that dtype on a GPU */
+    bool widens;        /* of a kernel that widens keys of a byte (widen.h): the reference has the copy */
     check_by by;
     char strategy[ATTN_STRATEGY_TEXT]; /* words for attn_desc.strategy, by commas; "": none */
     uint64_t seed;
@@ -119,6 +120,9 @@ void check_problem_destroy(check_problem *problem);
 /* Fills the outputs with CHECK_FRESH, plans `desc`, runs in a workspace of the exact size beside a guard page. kernel:
  * room for CHECK_NAME characters, gets the name of the kernel; or NULL. */
 attn_status check_problem_run(const check_problem *problem, const attn_desc *desc, char *kernel);
+
+/* Bytes by which its tensors on a GPU miss a boundary of 16. */
+int check_problem_shift(const check_problem *problem);
 
 /* Gives a descriptor without strides those that the options say. */
 void check_problem_lay_out(attn_desc *desc, const check_options *options);

@@ -6,6 +6,8 @@
 #include "check/compare.h"
 #include "device/device.h"
 #include "check/random_problem.h"
+#include "check/sweep.h"
+#include "check/widen.h"
 
 /* Errors above what is allowed are compared with unfused attention's on so many draws: of thousands of problems some
  * have it lucky, the more so the fewer elements there are. What is left of them may be half as far again as the rule
@@ -52,9 +54,16 @@ check_random_result check_random_run(const check_random_limits *limits, const at
         snprintf(result.message, sizeof result.message, "planned with %s", result.kernel);
     } else {
         if (limits->spoil) limits->spoil(&problem);
+        problem.options.widens = check_kernel_widens(check_cuda_kernel_named(result.kernel), &problem.resolved);
         check_reference reference = check_reference_create(&problem);
         check_error error = check_compare(&problem, &reference);
         check_reference_destroy(&reference);
+        if (error.message[0] && problem.options.widens && check_problem_shift(&problem)) { /* the fallback kernel ran */
+            problem.options.widens = false;
+            reference = check_reference_create(&problem);
+            error = check_compare(&problem, &reference);
+            check_reference_destroy(&reference);
+        }
         if (error.out > 1 && error.only_large) {
             result.again = true;
             reference = check_reference_create_over(&problem, DRAWS);

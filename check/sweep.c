@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check/compare.h"
+#include "check/widen.h"
 #include "device/device.h"
 #include "cpu/kernel.h"
 #include "cuda/load.h"
@@ -151,8 +152,31 @@ static void record(check_report *report, int number, const check_error *error, c
                         sizeof report->message - (size_t)used);
 }
 
-static void run_planned(check_report *report, int number, const check_problem *problem,
-                        const check_reference *reference, const attn_desc *desc)
+/* A problem's reference, and that of kernels which widen its keys: each is computed when a kernel first asks for it. */
+typedef struct references {
+    check_reference of[2];
+    bool there[2];
+} references;
+
+static const check_reference *reference_for(references *r, const check_problem *problem, bool widens)
+{
+    check_problem as = *problem;
+    as.options.widens = widens;
+    if (!r->there[widens]) r->of[widens] = check_reference_create(&as), r->there[widens] = true;
+    return &r->of[widens];
+}
+
+/* Addresses that the kernel does not take go to the fallback kernel, which reads the bytes. */
+static check_error compare(references *known, const check_problem *problem, const char *kernel)
+{
+    bool widens = check_kernel_widens(check_cuda_kernel_named(kernel), &problem->resolved);
+    check_error error = check_compare(problem, reference_for(known, problem, widens));
+    bool other = widens && error.message[0] && check_problem_shift(problem);
+    return other ? check_compare(problem, reference_for(known, problem, false)) : error;
+}
+
+static void run_planned(check_report *report, int number, const check_problem *problem, references *known,
+                        const attn_desc *desc)
 {
     char kernel[CHECK_NAME] = "";
     check_error error = { 0 };
@@ -162,12 +186,12 @@ static void run_planned(check_report *report, int number, const check_problem *p
     else if (returns && report->kernel != NULL && strcmp(report->kernel, kernel) != 0)
         snprintf(error.message, sizeof error.message, "planned with %s", kernel);
     else if (returns)
-        error = check_compare(problem, reference);
+        error = compare(known, problem, kernel);
     record(report, number, &error, problem, desc->strategy);
 }
 
 /* As the planner would have it, and in a share of the cases by a strategy besides; or by the one that is asked for. */
-static void run_kernel(check_report *report, int number, const check_problem *problem, const check_reference *reference,
+static void run_kernel(check_report *report, int number, const check_problem *problem, references *known,
                        const char *strategy, bool drawn)
 {
     attn_desc desc = problem->desc;
@@ -182,13 +206,13 @@ static void run_kernel(check_report *report, int number, const check_problem *pr
     attn_status status = chooses ? attn_plan_create(&plan, &desc) : ATTN_OK;
     if (status == ATTN_INVALID || status == ATTN_UNSUPPORTED) return;
     if (chooses && !status) attn_plan_destroy(plan);
-    run_planned(report, number, problem, reference, &desc);
+    run_planned(report, number, problem, known, &desc);
     if (strategy) return;
     for (int n = 0; n < (is_fallback(report) ? 1 : DRAWS_MOST); n++) {
         desc.strategy = NULL;
         check_strategy_draw(&report->strategies, &desc, problem->options.seed + (uint64_t)n, drawn && n == 0, text);
         desc.strategy = text;
-        if (text[0]) run_planned(report, number, problem, reference, &desc);
+        if (text[0]) run_planned(report, number, problem, known, &desc);
     }
 }
 
@@ -212,12 +236,13 @@ static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, c
             if (users[i]) record(&sweep->reports[i], number, &error, &problem, NULL);
         return;
     }
-    check_reference reference = check_reference_create(&problem);
+    references known = { .there = { false } };
     for (int i = 0; i < sweep->count; i++)
         if (users[i])
-            run_kernel(&sweep->reports[i], number, &problem, &reference, sweep->strategy,
+            run_kernel(&sweep->reports[i], number, &problem, &known, sweep->strategy,
                        only >= 0 || sweep->reports[i].planned++ % DRAWN_OF == 0);
-    check_reference_destroy(&reference);
+    for (int i = 0; i < 2; i++)
+        if (known.there[i]) check_reference_destroy(&known.of[i]);
     check_problem_destroy(&problem);
 }
 
@@ -357,13 +382,15 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     check_grid_case(sweep->grid, number, direction, INT64_MAX, &desc, &options);
     leave_out_caches(&desc), check_leave_out_parts(&desc);
     fit(kernel, &desc);
+    bool widens = kernel->kv_dtypes >> ATTN_I8 & 1 && kernel->tma && number / 4 % 3 == 2;
+    if (widens) desc.kv_dtype = number / 12 % 2 ? ATTN_E4M3 : ATTN_I8;
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
     options.rounds_p = kernel->dtype == ATTN_E4M3 && attn_cuda_is_variant(kernel);
     if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);
-    if (desc.kv_dtype) check_grid_scales(number / 4, &desc);
+    if (desc.kv_dtype) check_grid_scales(number / (widens ? 12 : 4), &desc);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

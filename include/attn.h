@@ -263,7 +263,9 @@ typedef struct attn_desc {
     double scale_f64; /* ATTN_F64: > 0 replaces scale, which is then 0 or this rounded to float; 0: scale counts */
 
     /* Elements of one byte, forward only. The value of an element is what is stored, times its scale; without
-     * ATTN_SCALES_KV or ATTN_SCALES_Q the scale is 1. */
+     * ATTN_SCALES_KV or ATTN_SCALES_Q the scale is 1. ATTN_CUDA, k and v beside wider 16-bit queries, of more than 16
+     * packed rows (len_q * heads_q / heads_kv): that value rounded to dtype, as a cache of dtype would hold it: exact
+     * without scales, or where these are powers of two. */
     attn_dtype kv_dtype;  /* of k and v; 0: dtype. ATTN_E4M3, or ATTN_I8, which needs a dtype of f32, f16 or bf16 */
     attn_dtype out_dtype; /* of o; 0: dtype, or ATTN_BF16 where dtype is ATTN_E4M3; ATTN_OUT_F32 is ATTN_F32. Also
                            * ATTN_E4M3: o / o_scale is stored, and what exceeds 448 becomes 448 */
@@ -470,8 +472,9 @@ typedef struct attn_args {
  *     does not say so
  *   - ATTN_CHUNK of ATTN_POSITIONS, with more than 16 packed rows (len_q * heads_q / heads_kv)
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
- * Other tensors with such strides are copied first, which takes workspace and time. Pages are read fastest where
- * page_size is a multiple of 8. */
+ * Other tensors with such strides are copied first, which takes workspace and time. So are k and v of a byte beside
+ * 16-bit queries, whatever their layout, but for up to 16 packed rows: into 16 bits, those of all sequences' capacity
+ * or of all entries of the page table. Pages are read fastest where page_size is a multiple of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

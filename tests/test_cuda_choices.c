@@ -264,6 +264,40 @@ static void bits_of_the_last_keys_are_widened(void **state)
     end_context(context);
 }
 
+/* More rows than decode takes over keys of a byte: kernels of 16 bits, which a copy of the keys is written for. It has
+ * the keys of all sequences, or of all entries of the page table; with scales, a word says whether it counts. */
+static void keys_of_a_byte_are_widened(void **state)
+{
+    (void)state;
+    static const char widened[] = "widened    k v of ";
+    CUcontext context = fresh_context(0);
+    attn_desc desc = small();
+    desc.batch = 2, desc.heads_q = 8, desc.heads_kv = 2, desc.len_q = 512, desc.len_kv = 4096, desc.dim_qk = 64;
+    desc.flags = ATTN_CAUSAL, desc.kv_dtype = ATTN_I8;
+    attn_desc wide = desc;
+    wide.kv_dtype = (attn_dtype)0;
+    expect_why(&desc, "sm90_bf16_d64_256x64", "widened    k v of i8 to bf16 first, 4 MiB\n");
+    assert_string_equal(info_of(&wide).kernel, info_of(&desc).kernel);
+    assert_true(info_of(&desc).workspace_bytes >= info_of(&wide).workspace_bytes + (4 << 20));
+    assert_true(info_of(&desc).seconds > info_of(&wide).seconds + 3e-6);
+    assert_true(info_of(&desc).memory_bytes >= info_of(&wide).memory_bytes + 3 * (2 << 20));
+    desc.flags |= ATTN_SCALES_KV, desc.kv_dtype = ATTN_E4M3;
+    expect_words(
+        &desc, "k v of e4m3, times their scales, to bf16 first, 4 MiB; if a scale is beyond bf16, the fallback", true);
+    desc.dim_qk = 60; /* whatever their layout */
+    expect_words(&desc, "copied     q first, which TMA does not take", true);
+    desc.dim_qk = 64, desc.flags |= ATTN_PAGED | ATTN_LENS_KV;
+    desc.pages = 1 << 20, desc.page_size = 16, desc.table_total = 300; /* a copy of as many pages, not of the pool */
+    expect_why(&desc, "sm90_bf16_d64_128x128_paged", "to bf16 first, 2.344 MiB");
+    desc.len_q = 4; /* 16 packed rows */
+    expect_words(&desc, widened, false);
+    desc.len_q = 512, desc.kernel = "sm90_fallback_bf16";
+    expect_words(&desc, widened, false);
+    desc.dtype = ATTN_E4M3, desc.kernel = NULL;
+    expect_words(&desc, widened, false);
+    end_context(context);
+}
+
 /* A pass before the kernel finds what bits show of tiles; not if one Q tile is all there is, or there are block lists.
  */
 static void bits_have_a_summary(void **state)
@@ -319,6 +353,7 @@ int main(void)
         cmocka_unit_test(small_blocks_are_gathered),
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_are_widened),
+        cmocka_unit_test(keys_of_a_byte_are_widened),
         cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(wrong_wishes_are_refused),
     };

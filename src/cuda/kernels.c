@@ -32,10 +32,10 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count)
     return archs;
 }
 
-/* A variant for many rows has one factor for all scores of a work item, and one for its values. */
+/* A variant for many rows of a byte has one factor for all scores of a work item, and one for its values. */
 const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
-    if (!attn_cuda_is_variant(k) || k->form == ATTN_CUDA_DECODE) return NULL;
+    if (!attn_cuda_is_variant(k) || k->dtype != ATTN_E4M3) return NULL;
     if (d->q_scale_rows || d->k_scale_rows || d->v_scale_rows) return "it takes no scales of blocks of rows";
     if (d->v_scale_stride[3]) return "it takes no scales of channels";
     return attn_out_dtype(d) == ATTN_E4M3 ? "it does not store o as e4m3" : NULL;

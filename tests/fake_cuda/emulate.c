@@ -2,6 +2,7 @@
  * contract, then the CPU backend computes the same problem from the parameters alone. */
 #include "emulate.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
+#include "cuda/common/widen_params.h"
 
 static const attn_cuda_kernel *kernel_of(const char *symbol)
 {
@@ -431,8 +433,7 @@ void fake_take_tensors(const attn_cuda_params *p, attn_desc *d, attn_args *a)
     }
 }
 
-static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
-                     const attn_cuda_params *p)
+static void fallback(const char *symbol, uint32_t kv_dtypes, const CUlaunchConfig *config, const attn_cuda_params *p)
 {
     attn_desc d;
     attn_args a;
@@ -440,12 +441,17 @@ static void fallback(const char *symbol, const attn_cuda_kernel *k, const CUlaun
                 symbol, "grid");
     fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
-    fake_take(p, k->dtype, &d, &a);
+    fake_take(p, fake_dtype_of(symbol), &d, &a);
     take_scales(&((const attn_cuda_scaled_params *)(const void *)p)->scales, &d, &a);
-    fake_expect(k->kv_dtypes >> d.kv_dtype & 1, symbol, "kv_dtype");
+    fake_expect(kv_dtypes >> d.kv_dtype & 1, symbol, "kv_dtype");
     fake_take_tensors(p, &d, &a);
     take_cache(&p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
+}
+
+static void unwidened(const char *symbol, const CUlaunchConfig *config, const attn_cuda_unwidened_params *p)
+{
+    if (*p->unfit) fallback(symbol, 1u << ATTN_E4M3 | 1u << ATTN_I8, config, &p->problem.common);
 }
 
 /* Only marks its memory, from end to end. */
@@ -538,6 +544,70 @@ static void widen_bits(const char *symbol, const CUlaunchConfig *config, const a
     }
 }
 
+static float widening_scale(const attn_cuda_scale *s, int64_t plane, int64_t row, int64_t head, int64_t dim)
+{
+    if (!s->at) return 1;
+    int64_t block = s->rows ? row / s->rows : 0;
+    return s->at[plane * s->stride[0] + block * s->stride[1] + head * s->stride[2] + dim * s->stride[3]];
+}
+
+/* A head of a key, which is slot `row` of page `plane`, or row `row` of sequence `batch`, to line `to` of the copy. */
+static void widen_head(const attn_cuda_widen_params *p, const attn_cuda_widened *w, attn_dtype dtype, int64_t batch,
+                       int64_t plane, int64_t line, int64_t row, int64_t head, int64_t to)
+{
+    int64_t at = plane * w->stride[0] + line * w->stride[1] + head * w->stride[2],
+            out = (to * p->shape.heads_kv + head) * w->pieces * ATTN_CUDA_WIDEN_COLUMNS;
+    bool of_page = p->shape.flags & ATTN_PAGED && w->scale.rows;
+    float most = dtype == ATTN_F16 ? 128 : 0x1p100f, least = dtype == ATTN_F16 ? 0x1p-16f : 0x1p-100f;
+    for (int64_t i = 0; i < w->pieces * ATTN_CUDA_WIDEN_COLUMNS; i++) {
+        float scale = widening_scale(&w->scale, of_page ? plane : batch, row, head, i < w->dim ? i : 0), x = 0;
+        if (i < w->dim) x = attn_load_scalar((attn_dtype)p->kv_dtype, w->in, at + i);
+        if (scale != 1 && (fabsf(scale) > most || (fabsf(scale) < least && x != 0))) *p->unfit = 1;
+        attn_store_scalar(dtype, w->out, out + i, i < w->dim ? x * scale : 0);
+    }
+}
+
+/* All keys of a sequence, whatever its rows see, but for those in no page. */
+static void widen_sequence(const attn_cuda_widen_params *p, attn_dtype dtype, int64_t batch)
+{
+    const attn_page_table *t = &p->table;
+    bool paged = p->shape.flags & ATTN_PAGED, varlen = p->shape.flags & ATTN_VARLEN && !paged;
+    int64_t start = varlen ? p->shape.cu_lens_kv[batch] : 0, len_kv = varlen ? p->rows - start : p->shape.len_kv;
+    if (varlen) len_kv = p->shape.cu_lens_kv[batch + 1] - start;
+    if (p->shape.lens_kv && p->shape.lens_kv[batch] < len_kv) len_kv = p->shape.lens_kv[batch];
+    int64_t entry0 = !paged ? 0 : t->width ? batch * t->width : t->starts[batch];
+    for (int64_t key = 0; key < len_kv; key++) {
+        int64_t plane = varlen ? 0 : batch, line = start + key, row = key, to = plane * p->rows + line;
+        if (paged) {
+            int64_t entry = entry0 + key / t->page_size;
+            plane = t->ids[entry], line = row = key % t->page_size, to = entry * t->page_size + row;
+            bool there = plane >= 0 && plane < t->pages;
+            p->ids[entry] = there ? (int)entry : -1;
+            if (!there) continue;
+        }
+        for (int64_t i = 0; i < 2 * p->shape.heads_kv; i++)
+            widen_head(p, &p->of[i % 2], dtype, batch, plane, line, row, i / 2, to);
+    }
+}
+
+static void widen(const char *symbol, const CUlaunchConfig *config, const attn_cuda_widen_params *p)
+{
+    fake_expect(config->gridDimY == (unsigned)p->shape.batch && config->gridDimZ == 2 &&
+                    config->blockDimX == ATTN_CUDA_WIDEN_THREADS,
+                symbol, "grid");
+    bool scales = p->of[0].scale.at || p->of[1].scale.at;
+    fake_expect((!scales || *p->unfit == 0) && p->tile > 0 && p->tile <= 256, symbol, "parameters");
+    for (int i = 0; i < 2; i++) {
+        int64_t of_row = (int64_t)p->shape.heads_kv * p->of[i].pieces;
+        fake_expect(p->of[i].pieces == ceil_div(p->of[i].dim, ATTN_CUDA_WIDEN_COLUMNS) &&
+                        (uintptr_t)p->of[i].out % 16 == 0,
+                    symbol, "pieces");
+        fake_expect(p->block_rows == 1 || p->block_rows * of_row <= ATTN_CUDA_WIDEN_PIECES, symbol, "rows of a block");
+    }
+    for (int64_t b = 0; b < p->shape.batch && fake_computes(); b++)
+        widen_sequence(p, fake_dtype_of(symbol), b);
+}
+
 static void copy_tensor(const char *symbol, const attn_sm90_copy *c)
 {
     unsigned char *out = c->out;
@@ -598,6 +668,8 @@ size_t fake_params_size(const char *symbol, const void *params)
     const attn_sm90_params *p = params;
     if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
     if (strcmp(symbol, "attn_sm90_widen_bits") == 0) return sizeof(attn_sm90_widen_params);
+    if (strncmp(symbol, "attn_sm90_widen_", 16) == 0) return sizeof(attn_cuda_widen_params);
+    if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0) return sizeof(attn_cuda_unwidened_params);
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
@@ -619,7 +691,11 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
     else if (k && k->form == ATTN_CUDA_DECODE)
         decode(symbol, k, config, params);
     else if (k)
-        fallback(symbol, k, config, params);
+        fallback(symbol, k->kv_dtypes, config, params);
+    else if (strncmp(symbol, "attn_sm90_widen_", 16) == 0 && strcmp(symbol, "attn_sm90_widen_bits") != 0)
+        widen(symbol, config, params);
+    else if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0)
+        unwidened(symbol, config, params);
     else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)
         combine(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_interval_summary") == 0)

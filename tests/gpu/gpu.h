@@ -37,6 +37,10 @@ void bits_and_lists(const attn_cuda_kernel *k);
 /* Tensors that are copied first: 2 to 14 bytes beside multiples of 16, some in rows of no whole 16 bytes. */
 void odd_addresses(const attn_cuda_kernel *k);
 
+/* Keys of a byte whose scales are as usual, and beyond what the type of the queries holds: kernels of the forward that
+ * widen them. */
+void scales_of_keys(const attn_cuda_kernel *k);
+
 /* What the forward's Q tiles do besides (forward.c), and the backward's work items (backward.c). */
 void forward_tiles(const attn_cuda_kernel *k);
 void backward_schedules(const attn_cuda_kernel *k);

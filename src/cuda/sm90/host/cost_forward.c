@@ -65,6 +65,11 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
     p.overrides = tiles->overrides;
     if ((choice->base.why_not = attn_sm90_not_legal_forward(&p))) return false;
     p.desc = &typical, p.device = device = &as;
+    double widened = attn_sm90_widens_kv(desc, kernel) ? attn_sm90_widened_traffic(&typical, pairs) : 0;
+    if (widened > 0) { /* the kernel reads the copy */
+        p.widening = attn_sm90_widening_seconds(&typical, pairs, device);
+        typical.kv_dtype = typical.dtype, typical.flags &= ~(uint32_t)ATTN_SCALES_KV;
+    }
     if (kernel->form == ATTN_CUDA_FALLBACK) {
         attn_sm90_predict_fallback(&typical, device, kernel, choice);
         return true;
@@ -83,6 +88,7 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
         choice->base.why_not = "the words exclude each other, or there are fewer Q tiles than split-tail";
         return false;
     }
+    choice->base.choice.level[0].bytes += widened;
     choice->base.ctas = device->multiprocessors;
     return attn_sm90_schedule_forward(desc, device, p.overrides, choice);
 }

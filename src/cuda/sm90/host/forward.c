@@ -79,11 +79,12 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
 
 /* ---- a run --------------------------------------------------------------------------------- */
 
-/* Leaves the splits to a merge, if it has room for them. A sink is none's, so it takes combining. */
-static bool leaves_parts(const attn_cuda_call *c, const attn_sm90_params *p)
+/* Leaves the splits to a merge, if it has room for them. A sink is none's, so it takes combining; and so does what may
+ * be computed once more, without splits. */
+static bool leaves_parts(const attn_cuda_call *c, const forward_plan *plan, const attn_sm90_params *p)
 {
     int splits = p->schedule.splits;
-    if (!c->parts || splits > c->parts->most || p->shape.sink) return false;
+    if (!c->parts || splits > c->parts->most || p->shape.sink || plan->base.widen) return false;
     int64_t lines = p->schedule.split_rows;
     *c->parts =
         (attn_parts){ c->parts->most, splits, p->shape.partial_o, p->shape.partial_lse, lines * p->shape.dim_v, lines };
@@ -109,7 +110,7 @@ static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan
     attn_status status = p->shape.o_wide ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
     if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
     if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, params);
-    if (status || !plan->combine || leaves_parts(c, p)) return status;
+    if (status || !plan->combine || leaves_parts(c, plan, p)) return status;
     return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.split_rows, 4), 1, 1, 128,
                             p);
 }
@@ -125,17 +126,23 @@ static attn_status run(const attn_cuda_call *c)
     if (!plan->base.variant || !wide || !attn_sm90_aligned(c))
         return attn_cuda_run_fallback(c, &plan->base.fallback, &common);
     variant_params p = { .common = plan->params };
+    const attn_cuda_params unwidened = common;
+    attn_status status = plan->base.widen ? attn_sm90_widen_kv(c, &common) : ATTN_OK;
+    if (status) return status;
+    if (plan->base.widen) attn_sm90_take_widened(c, &common);
     attn_sm90_take(&common, &p.common);
     common.cache.bits_keys = 0; /* widened */
     if (plan->base.cuda.chosen.kernel->paged) p.cached.cache = common.cache;
     if (d->dtype == ATTN_E4M3) p.scaled.scales = attn_cuda_scales_of(d, c->args);
-    if (!attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) return run_variant(c, plan, &p);
-    const attn_sm90_schedule *s = &p.common.schedule;
-    p.biased.bias_map = plan->bias_map;
-    p.biased.bias_rows = attn_sm90_bias_has_one_row(d, s->pack) ? 1 : s->rows * s->pack;
-    p.biased.sequences_first = attn_sm90_shares_bias(plan->base.cuda.chosen.kernel, d);
-    attn_status status = attn_sm90_bind_map(c, ATTN_SM90_BIAS_MAP, &p.biased.bias_map);
-    return status ? status : run_variant(c, plan, &p);
+    if (attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) {
+        const attn_sm90_schedule *s = &p.common.schedule;
+        p.biased.bias_map = plan->bias_map;
+        p.biased.bias_rows = attn_sm90_bias_has_one_row(d, s->pack) ? 1 : s->rows * s->pack;
+        p.biased.sequences_first = attn_sm90_shares_bias(plan->base.cuda.chosen.kernel, d);
+        status = attn_sm90_bind_map(c, ATTN_SM90_BIAS_MAP, &p.biased.bias_map);
+    }
+    if (!status) status = run_variant(c, plan, &p);
+    return status || !plan->base.widen ? status : attn_sm90_run_unwidened(c, &unwidened);
 }
 
 /* ---- words --------------------------------------------------------------------------------- */

@@ -72,7 +72,8 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     const attn_desc *d = p->desc;
     int64_t group = d->heads_q / d->heads_kv, steps = attn_ceil_div(d->len_kv, p->kernel->kv_tile);
     const char *why_not = attn_cuda_not_legal(p->device, p->kernel, s);
-    bool lies = attn_sm90_tma_takes(d, ATTN_SM90_K) && attn_sm90_tma_takes(d, ATTN_SM90_V);
+    bool lies = attn_sm90_widens_kv(d, p->kernel) ||
+                (attn_sm90_tma_takes(d, ATTN_SM90_K) && attn_sm90_tma_takes(d, ATTN_SM90_V));
     if (!why_not && p->kernel->paged && !lies) return "TMA does not take pages of these strides or this alignment";
     if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
     if (!attn_overrides_allow(s, ATTN_STRATEGY_SPLIT_KEYS, 0))

@@ -7,11 +7,17 @@
 
 /* ---- workspace ----------------------------------------------------------------------------- */
 
+/* K or V, widened: a copy, but not that of repack. */
+static bool widens_tensor(const attn_desc *d, const attn_cuda_kernel *k, int which)
+{
+    return (which == ATTN_SM90_K || which == ATTN_SM90_V) && attn_sm90_widens_kv(d, k);
+}
+
 void attn_sm90_start(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     for (int i = 0; i < attn_sm90_tensors(d) && k->tma; i++)
-        plan->copied[i] = !attn_sm90_tma_takes(d, i);
+        plan->copied[i] = !attn_sm90_tma_takes(d, i) || widens_tensor(d, k, i);
     attn_cuda_fill(d, k->kv_tile, &plan->common);
 }
 
@@ -58,7 +64,8 @@ static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
                 attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at) &&
                 attn_cuda_append(&plan->cuda, attn_sm90_widens_bits(d, c->kernel) ? bits_bytes(d, c->kernel) : 0, 1,
                                  &plan->bits_at) &&
-                attn_cuda_append(&plan->cuda, bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at);
+                attn_cuda_append(&plan->cuda, bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at) &&
+                attn_sm90_lay_out_widened(d, plan);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(d, i);
         double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];
@@ -103,35 +110,41 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
                            attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
-    bool copies = plan->copied[ATTN_SM90_Q] || plan->copied[ATTN_SM90_K] || plan->copied[ATTN_SM90_V];
+    const attn_desc *d = problem->desc;
+    bool widens = attn_sm90_widens_kv(d, k), copies = false;
+    for (int i = ATTN_SM90_Q; i <= ATTN_SM90_V; i++)
+        copies = copies || (plan->copied[i] && !widens_tensor(d, k, i));
     attn_status status = attn_cuda_load_fallback(problem, context, k, fallback, &plan->fallback);
-    if (!status && attn_sm90_widens_bits(problem->desc, k))
+    if (!status && attn_sm90_widens_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_widen_bits", 0, &plan->widen_bits);
     if (status || !attn_cuda_is_variant(k)) return status;
     status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
-    if (!status && summary_count(problem->desc, k))
+    if (!status && summary_count(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
-    if (!status && attn_sm90_summarises_bits(problem->desc, k))
+    if (!status && attn_sm90_summarises_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_bit_tiles", 0, &plan->find_bit_tiles);
     if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
+    if (!status && widens) status = attn_cuda_load_dtype(context, d->dtype, "widen", &plan->widen);
+    if (!status && widens) status = attn_cuda_load_dtype(context, d->dtype, "unwidened", &plan->unwidened);
     return status;
 }
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-/* Those of the tensors that kernels read which are copied first, or those which are not. */
+/* Those of the tensors that kernels read which repack copies first, or those which are not copied. */
 static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool copied, attn_text_buffer *words)
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
     for (int i = 0; i < attn_sm90_tensors(d); i++)
-        if (plan->copied[i] == copied) attn_say(words, "%s", names[i]);
+        if (plan->copied[i] == copied && !widens_tensor(d, plan->cuda.chosen.kernel, i))
+            attn_say(words, "%s", names[i]);
 }
 
 void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffer *words)
 {
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;
-    int copied = 0, tensors = attn_sm90_tensors(d);
+    int copied = 0, widened = own->widen ? 2 : 0, tensors = attn_sm90_tensors(d);
     if (own->widen_bits)
         attn_say(words, "bits       of the last %lld keys are widened to all first, %.4g MiB\n",
                  (long long)d->bits_keys, bits_bytes(d, own->cuda.chosen.kernel) / (1 << 20));
@@ -140,7 +153,8 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
                  8 * bit_tiles(d, own->cuda.chosen.kernel) / (1 << 20));
     for (int i = 0; i < tensors; i++)
         copied += own->copied[i];
-    if (copied) {
+    if (own->widen) attn_sm90_say_widened(d, own, words);
+    if (copied > widened) {
         attn_say(words, "copied    ");
         say_tensors(d, own, true, words);
         attn_say(words, " first, which TMA does not take as they lie\n");

@@ -8,6 +8,7 @@
 #include "cuda/launch.h"
 #include "cuda/params.h"
 #include "cuda/sm90/params.h"
+#include "problem/desc.h"
 
 /* The tensors that kernels read by TMA, grad_o in the backward only, the one that the forward stores by it, and the
  * bias, which kernels for it alone read by it, and which is never copied: (batch, row, head, key). */
@@ -26,8 +27,9 @@ typedef struct attn_sm90_plan {
     attn_cuda_fallback_kernel fallback; /* at addresses that TMA does not take */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
     uint64_t counter, summaries_at, interval_tiles_at, bits_at, bit_tiles_at, copies[ATTN_SM90_TENSORS];
+    uint64_t ids_at, unfit_at; /* of keys that are widened */
     /* NULL: not needed; variant: the kernel is a fallback kernel */
-    CUfunction variant, summarise, widen_bits, find_bit_tiles, repack;
+    CUfunction variant, summarise, widen_bits, find_bit_tiles, repack, widen, unwidened;
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
@@ -58,7 +60,14 @@ static inline bool attn_sm90_shares_bias(const attn_cuda_kernel *kernel, const a
            !(desc->flags & ATTN_VARLEN);
 }
 
-/* One of q, k and v as it is copied: packed, in rows of heads of whole 16 bytes. */
+/* Whether k and v have a byte and the kernel takes them in 16 bits: a copy is written first, times their scales. */
+static inline bool attn_sm90_widens_kv(const attn_desc *desc, const attn_cuda_kernel *kernel)
+{
+    return kernel->tma && attn_kv_dtype(desc) != desc->dtype;
+}
+
+/* One of q, k and v as it is copied: packed, in rows of heads of whole 16 bytes. Where pages are widened, of each entry
+ * of the page table. */
 attn_sm90_tensor attn_sm90_repacked(const attn_desc *desc, int which);
 
 /* Whether TMA takes its strides, and the kernels its dtype. */
@@ -82,6 +91,27 @@ attn_status attn_sm90_repack(const attn_cuda_call *call);
 
 /* What that takes: a launch, reading and writing. */
 double attn_sm90_repack_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);
+
+/* ---- keys of a byte, widened (widen.c) ----------------------------------------------------- */
+
+/* Entries of the page table. */
+int64_t attn_sm90_page_entries(const attn_desc *desc);
+
+/* What widening needs beside the copies. */
+bool attn_sm90_lay_out_widened(const attn_desc *desc, attn_sm90_plan *plan);
+
+/* Bytes that it reads and writes, and what it takes with its launches. desc: typical. */
+double attn_sm90_widened_traffic(const attn_desc *desc, double pairs);
+double attn_sm90_widening_seconds(const attn_desc *desc, double pairs, const attn_cuda_device *device);
+
+/* Writes the copy; then common parameters as of a problem of 16 bits whose keys are the copy. */
+attn_status attn_sm90_widen_kv(const attn_cuda_call *call, const attn_cuda_params *common);
+void attn_sm90_take_widened(const attn_cuda_call *call, attn_cuda_params *common);
+
+/* After the variant: where the copy does not count, the same from the bytes. common: of the run, before these. */
+attn_status attn_sm90_run_unwidened(const attn_cuda_call *call, const attn_cuda_params *common);
+
+void attn_sm90_say_widened(const attn_desc *desc, const attn_sm90_plan *plan, attn_text_buffer *words);
 
 /* ---- a plan (plan.c) ----------------------------------------------------------------------- */
 

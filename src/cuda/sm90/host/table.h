@@ -37,13 +37,13 @@ enum {
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
 
-/* Bytes of an element, and flags that its dtype adds. */
+/* Bytes of an element, and flags that its dtype adds: scales of q, and of k and v, of a byte. */
 enum {
     ATTN_SM90_BYTES_F16 = 2,
     ATTN_SM90_BYTES_BF16 = 2,
     ATTN_SM90_BYTES_E4M3 = 1,
-    ATTN_SM90_SCALES_F16 = 0,
-    ATTN_SM90_SCALES_BF16 = 0,
+    ATTN_SM90_SCALES_F16 = ATTN_SCALES_KV,
+    ATTN_SM90_SCALES_BF16 = ATTN_SCALES_KV,
     ATTN_SM90_SCALES_E4M3 = ATTN_SCALES_KV | ATTN_SCALES_Q
 };
 
@@ -59,6 +59,10 @@ enum {
     ATTN_SM90_KV_SCALES_E4M3 = ATTN_SCALES_KV,
     ATTN_SM90_KV_SCALES_I8 = ATTN_SCALES_KV
 };
+
+/* What a row's dtype says of k and v: those of 16 bits take bytes too, which are widened first. */
+#define ATTN_SM90_WIDENED (1u << ATTN_E4M3 | 1u << ATTN_I8)
+enum { ATTN_SM90_WIDENS_F16 = ATTN_SM90_WIDENED, ATTN_SM90_WIDENS_BF16 = ATTN_SM90_WIDENED, ATTN_SM90_WIDENS_E4M3 = 0 };
 
 /* What k and v of the fallback kernels may be: of q's dtype, or bytes. */
 #define ATTN_SM90_FALLBACK_KV(TYPE) \
@@ -122,23 +126,23 @@ enum {
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,   \
-                  score_, kv_, spills_, made_, ...)                                                                   \
-    {                                                                                                                 \
-        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,       \
-        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_, .kv_dtypes = 1u << ATTN_##dtype_, .dim = dim_,             \
-        .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,        \
-        .paged = ATTN_SM90_##kv_ != 0,                                                                                \
-        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,             \
-        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),           \
-        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                \
-                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                      \
-                                            ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_))                       \
-                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, \
-                                       ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_)),                           \
-        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {           \
-            __VA_ARGS__                                                                                               \
-        }                                                                                                             \
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,    \
+                  score_, kv_, spills_, made_, ...)                                                                    \
+    {                                                                                                                  \
+        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,        \
+        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_,                                                             \
+        .kv_dtypes = 1u << ATTN_##dtype_ | ATTN_SM90_WIDENS_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_, \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,              \
+        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,              \
+        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),            \
+        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                 \
+                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                       \
+                                            ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_))                        \
+                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,  \
+                                       ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_)),                            \
+        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {            \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
     }
 
 #define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_, kv_tile_, stages_, spills_, made_, ...)                     \

@@ -32,6 +32,8 @@ static attn_dtype dtype_of(const attn_desc *d, int which)
 attn_sm90_tensor attn_sm90_repacked(const attn_desc *d, int which)
 {
     attn_sm90_tensor t = attn_sm90_tensor_of(d, which);
+    bool keys = which == ATTN_SM90_K || which == ATTN_SM90_V;
+    if (keys && d->flags & ATTN_PAGED && attn_kv_dtype(d) != d->dtype) t.extent[0] = attn_sm90_page_entries(d);
     t.stride[2] = attn_round_up(t.extent[3], 16 / attn_dtype_size(dtype_of(d, which)));
     t.stride[1] = t.stride[2] * t.extent[2];
     t.stride[0] = t.stride[1] * t.extent[1];
@@ -153,7 +155,7 @@ attn_status attn_sm90_repack(const attn_cuda_call *c)
     attn_sm90_repack_params p = { .of[0].batch = 0 };
     int64_t blocks = 0, batch = 0, tensors = 0;
     for (int i = 0; i < 3; i++) {
-        if (!plan_of(c)->copied[i]) continue;
+        if (!plan_of(c)->copied[i] || (i != ATTN_SM90_Q && plan_of(c)->widen)) continue;
         attn_sm90_copy *copy = &p.of[tensors++];
         *copy = copy_of(c, i);
         int64_t wanted = attn_ceil_div(copy->rows, copy->block_rows);
@@ -169,7 +171,8 @@ double attn_sm90_repack_seconds(const attn_desc *d, const attn_cuda_kernel *k, c
     for (int i = 0; i < 3 && k->tma; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(d, i);
         double elements = (double)t.extent[0] * (double)t.stride[0];
-        if (!attn_sm90_tma_takes(d, i)) bytes += 2 * elements * (double)attn_dtype_size(d->dtype);
+        if (!attn_sm90_tma_takes(d, i) && (i == ATTN_SM90_Q || !attn_sm90_widens_kv(d, k)))
+            bytes += 2 * elements * (double)attn_dtype_size(d->dtype);
     }
     return bytes > 0 ? launch + bytes / attn_cuda_bandwidth(device, "l2") : 0;
 }

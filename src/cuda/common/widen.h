@@ -1,0 +1,183 @@
+/* Keys and values of a byte, times their scales, in a 16-bit type: a copy in the workspace, for kernels that take that
+ * type alone. Bytes are exact in it, and so are their products with powers of two; other products are rounded once.
+ * Where a scale is beyond what the type holds, `unfit` says so and the copy does not count. Grid: widen_params.h. */
+#ifndef ATTN_CUDA_COMMON_WIDEN_H
+#define ATTN_CUDA_COMMON_WIDEN_H
+
+#include "common/cache.h"
+#include "common/element.h"
+#include "common/gpu.h"
+#include "common/mask.h"
+#include "common/pages_params.h"
+#include "common/params.h"
+#include "common/sequence.h"
+#include "common/widen_params.h"
+
+/* A sequence: the keys that its rows see by ranges are among [lo, hi); those before `begin` and from `end` on no KV
+ * tile of these has, or no page. */
+struct widened_sequence {
+    int batch, lo, hi, begin, end;
+    long long plane_in, start, out; /* row of in, and of the copy, where key 0 lies */
+    page_list pages;
+};
+
+DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
+{
+    const attn_cuda_shape *shape = &p->shape;
+    widened_sequence s = {};
+    bool varlen = shape->flags & FLAG_VARLEN;
+    int len_kv, batch = s.batch = blockIdx.y,
+                len_q = min(sequence_of(shape->cu_lens_q, shape->lens_q, batch, shape->len_q).y, shape->len_q);
+    if (len_q <= 0) return s;
+    if (shape->flags & FLAG_PAGED) {
+        cached_keys keys = paged_keys_of(&p->table, shape->lens_kv, shape->len_kv, batch);
+        len_kv = keys.length, s.pages = keys.pages;
+        s.out = (s.pages.ids - p->table.ids) * p->table.page_size;
+    } else {
+        int2 span = sequence_of(shape->cu_lens_kv, shape->lens_kv, batch, shape->len_kv);
+        s.start = varlen ? clamp(span.x, 0, p->rows) : 0, len_kv = min(span.y, p->rows - (int)s.start);
+        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * p->rows;
+    }
+    if (len_kv <= 0) return s;
+    long long shift = position_shift(&p->mask, batch, len_q, len_kv);
+    key_ranges first = placed_ranges(&p->mask, batch, len_kv, shift),
+               last = placed_ranges(&p->mask, batch, len_kv, shift + len_q - 1);
+    s.lo = first.lo[0] < last.hi[0] ? min(first.lo[0], first.lo[1]) : first.lo[1];
+    s.hi = max(last.hi[0], last.hi[1]);
+    if (s.lo >= s.hi) return s;
+    s.begin = s.lo / p->tile * p->tile, s.end = min(len_kv, (s.hi + p->tile - 1) / p->tile * p->tile);
+    if (!(shape->flags & FLAG_PAGED)) return s;
+    int page_size = (int)p->table.page_size, last_page = divided(s.hi - 1, p->by_page);
+    s.begin = max(s.begin, divided(s.lo, p->by_page) * page_size);
+    s.end = (int)min((long long)s.end, (last_page + 1LL) * page_size);
+    return s;
+}
+
+/* The page table of the copy. An entry whose page no row sees is no page, whatever it says, and its keys are not
+ * copied. */
+DEVICE void write_ids(const attn_cuda_widen_params *p, const widened_sequence *s)
+{
+    long long at = s->pages.ids - p->table.ids;
+    int first = divided(s->lo, p->by_page), last = s->hi > s->lo ? divided(s->hi - 1, p->by_page) : -1;
+    for (long long i = blockIdx.x * ATTN_CUDA_WIDEN_THREADS + threadIdx.x; i < s->pages.count;
+         i += gridDim.x * ATTN_CUDA_WIDEN_THREADS) {
+        bool there = i >= first && i <= last && is_page(&p->table, s->pages.ids[i]);
+        p->ids[at + i] = there ? (int)(at + i) : -1;
+    }
+}
+
+/* A piece of the copy: the bytes that it comes from, and their scale, or where those of its channels are. */
+struct widened_piece {
+    u32 low, high;
+    float scale;
+    const float *channels;
+    int count; /* of its columns that there are; 0: it is not written */
+
+    /* Piece i of the rows from `key0` on. */
+    INLINE void load(const attn_cuda_widen_params *p, const attn_cuda_widened *w, const widened_sequence *s, int key0,
+                     int i)
+    {
+        const attn_cuda_scale *by = &w->scale;
+        int heads = p->shape.heads_kv, row = divided(i, w->by_row), rest = i - row * heads * w->pieces,
+            head = divided(rest, w->by_head), column = (rest - head * w->pieces) * ATTN_CUDA_WIDEN_COLUMNS,
+            key = key0 + row;
+        long long plane = s->plane_in, line = s->start + key, block_plane = s->batch;
+        int slot = key;
+        count = min(w->dim - column, ATTN_CUDA_WIDEN_COLUMNS);
+        low = high = 0, scale = 1, channels = NULL;
+        if (p->shape.flags & FLAG_PAGED) {
+            int entry = divided(key, p->by_page);
+            plane = s->pages.ids[entry], line = slot = key - entry * (int)p->table.page_size;
+            if (by->rows) block_plane = plane;
+            if (!is_page(&p->table, plane)) {
+                count = 0;
+                return;
+            }
+        }
+        if (by->at) {
+            int block = by->rows ? slot >> (__ffs(by->rows) - 1) : 0;
+            const float *at = by->at + block_plane * by->stride[0] + block * by->stride[1] + head * by->stride[2];
+            if (by->stride[3])
+                channels = at + column * by->stride[3];
+            else
+                scale = *at;
+        }
+        const unsigned char *from =
+            (const unsigned char *)w->in + plane * w->stride[0] + line * w->stride[1] + head * w->stride[2] + column;
+        if (count == ATTN_CUDA_WIDEN_COLUMNS && (u64)from % 8 == 0) {
+            uint2 bytes = *(const uint2 *)from;
+            low = bytes.x, high = bytes.y;
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < ATTN_CUDA_WIDEN_COLUMNS; j++)
+            if (j < count) (j < 4 ? low : high) |= (u32)from[j] << j % 4 * 8;
+    }
+
+    /* Writes it. step: of channels. True: a scale is beyond dtype, and elements are not zeros. */
+    template <int dtype, int kv> INLINE bool store(uint4 *out, long long step) const
+    {
+        /* Twice the greatest element that a scale may have, 2^8 of f16's 2^16; the least still leaves f16 eight bits
+         * of an integer. */
+        const float most = dtype == F16 ? 128 : 0x1p100f, least = dtype == F16 ? 0x1p-16f : 0x1p-100f;
+        u32 halves[4], words[4];
+        bool beyond = false;
+        if (count == 0) return false;
+        halves_of_bytes<kv>(low, &halves[0], &halves[1]);
+        halves_of_bytes<kv>(high, &halves[2], &halves[3]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float x[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                int column = 2 * i + j;
+                float by = channels && column < count ? channels[column * step] : scale, size = fabsf(by);
+                x[j] = half_to_float((unsigned short)(halves[i] >> 16 * j));
+                beyond = beyond || size > most || (size < least && x[j] != 0);
+                x[j] = column < count ? __fmul_rn(x[j], by) : 0;
+            }
+            words[i] = pack_as(dtype, x[0], x[1]);
+        }
+        *out = make_uint4(words[0], words[1], words[2], words[3]);
+        return beyond;
+    }
+};
+
+/* kv: of the bytes. Each thread has several pieces on their way. */
+template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
+{
+    enum { EACH = ATTN_CUDA_WIDEN_PIECES / ATTN_CUDA_WIDEN_THREADS };
+    const attn_cuda_widened *w = &p->of[blockIdx.z];
+    widened_sequence s = sequence_to_widen(p);
+    int of_row = p->shape.heads_kv * w->pieces, step = gridDim.x * p->block_rows;
+    bool beyond = false;
+    if (p->shape.flags & FLAG_PAGED && blockIdx.z == 0) write_ids(p, &s);
+    for (int key0 = s.begin + blockIdx.x * p->block_rows; key0 < s.end; key0 += step) {
+        int count = min(p->block_rows, s.end - key0) * of_row;
+        uint4 *out = (uint4 *)w->out + (s.out + key0) * of_row;
+        for (int first = threadIdx.x; first < count; first += ATTN_CUDA_WIDEN_PIECES) {
+            widened_piece x[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                int at = first + ATTN_CUDA_WIDEN_THREADS * i;
+                x[i].load(p, w, &s, key0, min(at, count - 1));
+                if (at >= count) x[i].count = 0;
+            }
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                if (x[i].template store<dtype, kv>(out + first + ATTN_CUDA_WIDEN_THREADS * i, w->scale.stride[3]))
+                    beyond = true;
+        }
+    }
+    if (beyond) *p->unfit = 1;
+}
+
+template <int dtype> DEVICE void widen(const attn_cuda_widen_params *p)
+{
+    if (p->kv_dtype == E4M3)
+        widen<dtype, E4M3>(p);
+    else
+        widen<dtype, I8>(p);
+}
+
+#endif

@@ -1,0 +1,52 @@
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "check/grid.h"
+#include "check/widen.h"
+#include "gpu.h"
+#include "num/half.h"
+
+/* Multiplies the scales of the values by 2^power, and compares with the values as they are rounded to the queries' type
+ * (`widens`), or with the definition. */
+static void check_scaled(const attn_cuda_kernel *k, attn_desc desc, const check_options *options, int power,
+                         bool widens)
+{
+    check_problem problem;
+    char name[CHECK_NAME];
+    if (check_problem_create(&problem, &desc, options)) {
+        result(false, "%s: %s", k->name, attn_error());
+        return;
+    }
+    float *scales = (float *)(uintptr_t)problem.args.v_scale;
+    for (int64_t i = 0; scales && i < desc.batch * desc.len_kv * desc.heads_kv; i++)
+        scales[i] = ldexpf(scales[i], power);
+    desc.device = ATTN_CUDA, desc.kernel = k->name;
+    snprintf(watched, sizeof watched, "%s, scales of 2^%d", k->name, power);
+    alarm(WATCHDOG_SECONDS);
+    attn_status status = check_problem_run(&problem, &desc, name);
+    alarm(0);
+    result(!status, "%s, scales of 2^%d: %s", k->name, power, attn_error());
+    if (!status) {
+        problem.options.widens = widens;
+        check_reference reference = check_reference_create(&problem);
+        check_error error = check_compare(&problem, &reference);
+        result(!error.message[0], "%s, scales of 2^%d: %s", k->name, power, error.message);
+        check_reference_destroy(&reference);
+    }
+    check_problem_destroy(&problem);
+}
+
+void scales_of_keys(const attn_cuda_kernel *k)
+{
+    const int beyond = k->dtype == ATTN_F16 ? 18 : 108;
+    if (k->form != ATTN_CUDA_FORWARD || !(k->kv_dtypes >> ATTN_I8 & 1) || k->needs || k->paged) return;
+    attn_desc desc = { .dtype = k->dtype, .kv_dtype = ATTN_I8, .batch = 2, .heads_q = 2, .heads_kv = 1 };
+    desc.len_q = 33, desc.len_kv = 150, desc.dim_qk = desc.dim_v = k->dim < k->dim_v ? k->dim : k->dim_v;
+    desc.flags = ATTN_SCALES_KV | ATTN_CAUSAL | ATTN_OUT_F32, desc.k_scale_rows = desc.v_scale_rows = 1;
+    check_set_scales(&desc, 0x770); /* of each sequence, row and head, k and v */
+    check_options options = { .seed = 8 };
+    check_scaled(k, desc, &options, 0, true);
+    check_scaled(k, desc, &options, beyond, false);
+    check_scaled(k, desc, &options, -beyond - 6, false);
+}
