@@ -163,6 +163,8 @@ MUTANTS = [
      "keys are widened without their scales", "emulated/sm90_bf16_d64_128x128"),
     ("src/cuda/common/widen.h", "s.begin = s.lo / p->tile * p->tile,", "s.begin = s.hi / p->tile * p->tile,",
      "only the last KV tile that a sequence's rows see is widened", "emulated/sm90_bf16_d64_128x128"),
+    (SM90 + "host/widen.c", "scales.kv_dtype,", "ATTN_I8,", "e4m3 are widened as integers",
+     "emulated/sm90_bf16_d64_128x128"),
     (SM90 + "around_forward.cu", "bits >> (first & 7)", "bits", "bits of the last keys begin with a byte",
      "emulated/sm90_bf16_d64_128x128_masks"),
     (SM90 + "around_forward.cu", "one = first & 4;", "one = false;", "copies: what lies four bytes off stays there",
