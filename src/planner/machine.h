@@ -15,7 +15,7 @@
  *                                     unknown
  *     unit NAME N                     operations (a multiply-add: two) per clock and core: tensor16, tensor8, fma, exp
  *     start SECONDS                   of a parallel loop, or a launch
- *     kernel NAME product N score N pack N byte N far N step N tile N edge N run N
+ *     kernel NAME product N score N pack N byte N far N step N tile N edge N mixed N run N
  *                                     clocks, as attn_constant says; left out: 0, or the base's
  *
  * The library reads no file by itself: built-in machines are in it, others are named to it (attn_machine_use). */
@@ -43,6 +43,7 @@ typedef enum attn_constant {
     ATTN_PER_STEP,    /* tile of rows against a tile of keys; prefill on the CPU: row against one */
     ATTN_PER_TILE,    /* tile of rows */
     ATTN_PER_EDGE,    /* tile of rows whose mask cuts through tiles of keys */
+    ATTN_PER_MIXED,   /* step whose bits hide some of its pairs, besides */
     ATTN_PER_RUN,     /* run, launch and all */
     ATTN_CONSTANTS
 } attn_constant;
