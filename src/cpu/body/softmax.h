@@ -138,15 +138,16 @@ ALWAYS_INLINE void hide_keys(float *s, int64_t lo, int64_t hi, const uint64_t *w
     }
 }
 
-/* Hides keys [lo, hi). */
+/* Hides keys [lo, hi), a vector at a time: elements written one by one would keep the vectors that are read next
+ * waiting. */
 ALWAYS_INLINE void hide_range(float *s, int64_t lo, int64_t hi)
 {
-    for (; lo < hi && lo % VL; lo++)
-        s[lo] = -INFINITY;
-    for (; lo + VL <= hi; lo += VL)
-        v_store(s + lo, v_set1(-INFINITY));
-    for (; lo < hi; lo++)
-        s[lo] = -INFINITY;
+    for (int64_t at = lo / VL * VL, end; at < hi; at = end) {
+        end = at + VL;
+        uint64_t shown = lo > at ? (UINT64_C(1) << (lo - at)) - 1 : 0;
+        if (hi < end) shown |= ~UINT64_C(0) << (hi - at);
+        v_store(s + at, shown ? v_keep(&shown, 0, v_load(s + at), v_set1(-INFINITY)) : v_set1(-INFINITY));
+    }
 }
 
 /* Each by its own factor. */
