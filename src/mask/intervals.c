@@ -243,7 +243,13 @@ bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1,
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
     if (keys > view->interval_keys - key0) keys = view->interval_keys - key0;
-    for (int64_t base = 0; base < keys; base += 64)
-        words[base / 64] &=
-            ~keys_with(view, key0 + base, min64(64, keys - base), row, row + 1) & first_bits(keys - base);
+    for (int64_t base = 0; base < keys; base += 64) {
+        int64_t key = key0 + base, count = min64(64, keys - base);
+        bool one_leaf = leaf_of(view, key) == leaf_of(view, key + count - 1);
+        if (one_leaf && untouched(leaf_of(view, key), row, row + 1)) continue;
+        if (one_leaf && hidden(leaf_of(view, key), row, row + 1))
+            words[base / 64] = 0;
+        else
+            words[base / 64] &= ~keys_with(view, key, count, row, row + 1) & first_bits(count);
+    }
 }
