@@ -21,7 +21,7 @@
 
 enum {
     ATTN_MASK_MOST = 512,     /* keys attn_mask_row answers for at once */
-    ATTN_INTERVAL_NODE = 128, /* keys a leaf of the interval summary covers */
+    ATTN_INTERVAL_NODE = 64,  /* keys a leaf of the interval summary covers */
     ATTN_INTERVAL_FAN = 8     /* nodes one node of the next level covers */
 };
 
