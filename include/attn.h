@@ -561,6 +561,22 @@ static inline attn_status attn_merge_run(const attn_merge_plan *plan, const attn
  * FILE:LINE:COLUMN. */
 ATTN_API attn_status attn_machine_use(const char *path);
 
+/* What plans for a device go by, of the GPU of the current context or the first one; 0: not known. sustained: the clock
+ * under a load of many seconds, which power limits. link: to another device, each as it receives as much. By kernels,
+ * as NCCL does, beside which computing takes link_beside times as long; by copy engines. ATTN_INVALID: info is NULL, or
+ * there is no such device; ATTN_UNSUPPORTED: no GPU is here. */
+typedef struct attn_machine_info {
+    double clock, sustained; /* hertz */
+    double memory;           /* bytes per second */
+    double link_send, link_put, link_beside;
+} attn_machine_info;
+
+ATTN_API attn_status attn_machine_get_info_sized(attn_device device, attn_machine_info *info, size_t info_size);
+static inline attn_status attn_machine_get_info(attn_device device, attn_machine_info *info)
+{
+    return attn_machine_get_info_sized(device, info, sizeof *info);
+}
+
 /* Nonzero if this machine and this build run the instruction set. */
 ATTN_API int attn_isa_available(attn_isa isa);
 

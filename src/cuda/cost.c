@@ -17,6 +17,15 @@ const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device)
     return attn_machine_for(ATTN_CUDA, device->name);
 }
 
+const attn_machine *attn_machine_of_gpu(void)
+{
+    const attn_cuda_machine *gpus = attn_cuda_machine_get();
+    CUdevice device = 0;
+    if (!gpus) return NULL;
+    if (gpus->driver.cuCtxGetDevice(&device) || device < 0 || device >= gpus->devices) device = 0;
+    return attn_cuda_machine_of(&gpus->device[device]);
+}
+
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *name)
 {
     const attn_machine_level *level = attn_machine_level_named(attn_cuda_machine_of(device), name);
