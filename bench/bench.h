@@ -61,6 +61,7 @@ typedef struct attn_bench_options {
     attn_dtype kv_dtype;                         /* of decode's keys; 0: the dtype */
     attn_isa isa;
     attn_device on;
+    int64_t ranks;         /* of the suite ring */
     attn_bench_list peers; /* attn_bench_peer each, one at least */
     attn_bench_peer peer;  /* of these the one whose turn it is */
     int64_t repeat;        /* rounds */
@@ -94,7 +95,8 @@ typedef enum attn_bench_kind {
     ATTN_BENCH_THEOREM, /* nothing is run: bytes over a memory of any size */
     ATTN_BENCH_POOL,    /* what the pool of pages does */
     ATTN_BENCH_APPEND,  /* tokens into pages */
-    ATTN_BENCH_CASCADE  /* sequences with keys in common, in levels */
+    ATTN_BENCH_CASCADE, /* sequences with keys in common, in levels */
+    ATTN_BENCH_RING     /* over ranks */
 } attn_bench_kind;
 
 typedef struct attn_bench_case {
@@ -117,12 +119,15 @@ typedef struct attn_bench_case {
     double share;                    /* of bits that are set, of blocks that are listed */
     bool gradients;                  /* of the bias, too */
     int shift;                       /* bytes by which arrays on a GPU miss a boundary of 16 */
+
+    int32_t ranks; /* ring */
+    int schedule;  /* an attn_schedule */
 } attn_bench_case;
 
 /* What --suite takes, in a sentence. */
 #define ATTN_BENCH_SUITES(line)                                                                 \
     "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, cascade, pool, append," line \
-    "shapes, order, all (these), features, strategies, tiles, bytes, theorem"
+    "ring, shapes, order, all (these), features, strategies, tiles, bytes, theorem"
 
 /* The suite's bit, all of them but "features", "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other
  * name. */
@@ -184,6 +189,9 @@ typedef struct attn_bench_result {
     double limit;                /* seconds */
     double launch;               /* seconds of a graph that only sets 4 bytes; 0: not measured */
     double megahertz, watts;     /* of a GPU, just after; 0: not known */
+    int32_t ranks;               /* ring; 0: in other suites */
+    double sent_bytes;           /* that a rank sends, on average; counted */
+    double error_ratio;          /* over one device's error */
     attn_bench_footprint memory, peer_memory;
     struct {
         const char *name; /* NULL: not counted */
@@ -426,6 +434,20 @@ bool attn_bench_append(const attn_bench_options *options, const attn_bench_case 
 /* desc: len_kv keys that all sequences have in common; each has some of its own, which are added. */
 bool attn_bench_cascade(const attn_bench_options *options, const attn_bench_case *item, const attn_bench_peers *peers,
                         attn_bench_result *result);
+
+/* ---- over ranks (ring.c, ranks.c) ------------------------------------------------------ */
+
+bool attn_bench_ring(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+
+/* Ranks are this process and others, in place of threads: an attn_engine of theirs, and its name. */
+struct attn_engine;
+void attn_bench_ring_over(const struct attn_engine *engine, const char *name);
+
+/* NULL: threads. Rank 0 alone shows and keeps results. */
+const struct attn_engine *attn_bench_ring_engine(void);
+
+/* The share of one rank's speed that each of them has. */
+double attn_bench_rank_share(const attn_bench_result *result);
 
 /* ---- tiles (tiles.c) ----------------------------------------------------------------- */
 

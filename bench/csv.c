@@ -10,11 +10,12 @@
 #include "bench/bench.h"
 #include "problem/desc.h"
 
-static const char columns[] = "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,"
-                              "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
-                              "predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,peer_counted_bytes,"
-                              "level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,"
-                              "level3_counted,dim_v,kv_dtype,page_size,variant,plain_share";
+static const char columns[] =
+    "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,"
+    "threads,ms,spread,tflops,gbps,limit_fraction,peer,peer_ms,ratio,predicted_ms,"
+    "predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,peer_counted_bytes,"
+    "level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,"
+    "level3_counted,dim_v,kv_dtype,page_size,variant,plain_share,rank_share,sent_bytes,error_ratio";
 
 enum {
     CSV_COLUMNS_LEAST = 24,
@@ -100,6 +101,11 @@ static void csv_row(FILE *file, const char *machine, const attn_bench_case *item
             (long long)d->page_size);
     fprintf(file, "%s,", attn_bench_variant(item, variant));
     csv_number(file, attn_bench_plain_share(r), 1.0);
+    double over_ranks[] = { attn_bench_rank_share(r), r->sent_bytes, r->error_ratio };
+    for (int i = 0; i < 3; i++) {
+        fputc(',', file);
+        csv_number(file, over_ranks[i], 1.0);
+    }
     fputc('\n', file);
 }
 

@@ -109,7 +109,10 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
         fprintf(file, "%7.4g ", 1e-9 * r->kv_bytes / r->subject.median);
     else
         fprintf(file, "%7s ", "");
-    fprintf(file, "%5.1f%%  ", 100 * r->limit / r->subject.median);
+    if (r->limit > 0.0)
+        fprintf(file, "%5.1f%%  ", 100 * r->limit / r->subject.median);
+    else
+        fprintf(file, "%6s  ", "");
     if (r->peer_name) {
         snprintf(peer, sizeof peer, r->peer_form[0] ? "%s, %s" : "%s", r->peer_name, r->peer_form);
         fprintf(file, "%-36s %10s %5.2fx ", peer, attn_number_text(1e3 * r->peer.median, text),
@@ -128,6 +131,12 @@ void attn_bench_table_row(FILE *file, const attn_bench_case *item, const attn_be
     if (r->plain.median > 0.0)
         fprintf(file, "        %s%sof as many visible pairs plain takes %.3f of the time\n", variant,
                 variant[0] ? ": " : "", attn_bench_plain_share(r));
+    if (r->ranks)
+        fprintf(file,
+                "        each of %d ranks has %.3f of one's speed; sends %.4g MB, %.3g GB/s; error %.4g times one's; "
+                "workspace %.4g MB\n",
+                (int)r->ranks, attn_bench_rank_share(r), 1e-6 * r->sent_bytes, 1e-9 * r->sent_bytes / r->subject.median,
+                r->error_ratio, 1e-6 * (double)r->workspace);
     if (r->watts > 0.0) fprintf(file, "        just after: %.0f MHz, %.0f W\n", r->megahertz, r->watts);
     if (r->read_far > 0.0)
         fprintf(file,
@@ -159,6 +168,11 @@ static void json_refused(FILE *file, const char *why)
         fputc(*why, file);
     }
     fputc('"', file);
+}
+
+double attn_bench_rank_share(const attn_bench_result *r)
+{
+    return r->ranks ? r->peer.median / r->subject.median / r->ranks : 0.0;
 }
 
 void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_bench_result *r)
@@ -215,6 +229,10 @@ void attn_bench_json_row(FILE *file, const attn_bench_case *item, const attn_ben
         fputc('}', file);
     }
     if (r->level[0].name) fputc(']', file);
+    json_number(file, "ranks", r->ranks);
+    json_number(file, "rank_share", attn_bench_rank_share(r));
+    json_number(file, "sent_bytes", r->sent_bytes);
+    json_number(file, "error_ratio", r->error_ratio);
     json_number(file, "megahertz", r->megahertz);
     json_number(file, "watts", r->watts);
     fputc('}', file);

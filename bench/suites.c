@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn_parallel.h"
 #include "bench/bench.h"
 #include "base/detect.h"
 #include "problem/desc.h"
@@ -244,6 +245,21 @@ static void append(grid *g, const char *name, const point *p)
         attn_bench_appends(add(g, name, ATTN_BENCH_KV, "", describe(g, p, 32, 8, 1)), i);
 }
 
+/* By either schedule, each rank with the point's threads. */
+static void ring(grid *g, const char *name, const point *p)
+{
+    static const attn_bench_pass passes[] = { ATTN_BENCH_FORWARD, ATTN_BENCH_BOTH };
+    const attn_engine *engine = attn_bench_ring_engine();
+    if (p->threads > 1 && !g->options->threads.count) return;
+    for (int i = 0; i < 4; i++) {
+        attn_bench_case *item = add(g, name, passes[i / 2], "", describe(g, p, 8, 2, p->len));
+        item->kind = ATTN_BENCH_RING, item->desc.flags = ATTN_CAUSAL;
+        item->ranks = engine ? engine->ranks : g->options->ranks ? (int32_t)g->options->ranks : 2;
+        item->schedule = i % 2 ? ATTN_ALL_GATHER : ATTN_RING;
+        snprintf(item->mask, sizeof item->mask, "causal ranks:%d", (int)item->ranks);
+    }
+}
+
 /* Heads enough for groups of four, and beside them one for all. */
 static void features(grid *g, const char *name, const point *p)
 {
@@ -268,6 +284,7 @@ static const suite suites[] = {
     { "cascade", cascade, { ATTN_BF16 }, { 128 }, { 1024, 8192 }, { 128 }, 32768 },
     { "pool", pool, { ATTN_BF16 }, { 128 }, { 2048 }, { 64 }, 0 },
     { "append", append, { ATTN_BF16 }, { 128 }, { 64, 1024, 8192 }, { 64 }, 32768 },
+    { "ring", ring, { ATTN_F32, ATTN_BF16 }, { 128 }, { 2048, 8192 }, { 96 }, 32768 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
     { "features", features, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 1024 }, { 96 }, 0 },

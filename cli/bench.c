@@ -9,6 +9,7 @@
 
 #include "api/plan.h"
 #include "attn_commit.h"
+#include "attn_parallel.h"
 #include "base/text_buffer.h"
 #include "command.h"
 #include "file.h"
@@ -118,6 +119,8 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
     if (item->kind == ATTN_BENCH_THEOREM) return r->level[0].counted > 0.0;
     if (item->kind == ATTN_BENCH_MEMORY) return r->memory.peak > 0.0 && r->peer_memory.counted > 0.0;
     if (item->kind == ATTN_BENCH_POOL) return r->subject.min > 0.0;
+    if (item->kind == ATTN_BENCH_RING)
+        return attn_bench_rank_share(r) > 0.0 && r->sent_bytes > 0.0 && r->error_ratio > 0.0 && r->error_ratio < 2.0;
     if (item->kind == ATTN_BENCH_CASCADE)
         return r->subject.min > 0.0 && r->peer.min > 0.0 && r->flops > 0.0 && r->kv_bytes > 0.0;
     if (item->kind == ATTN_BENCH_APPEND) return r->subject.min > 0.0 && r->peer.min > 0.0 && isfinite(r->read);
@@ -293,6 +296,7 @@ int attn_cmd_bench(int argc, char **argv)
     attn_bench_options o;
     int code = attn_bench_options_start(argc, argv, &o);
     if (code != ATTN_OPTIONS_READY) return code;
+    if (attn_bench_ring_engine() && attn_bench_ring_engine()->rank) o.csv = NULL; /* rank 0 keeps them */
     /* Written once without rows: that it cannot be written is better known before than after. */
     if (!keep(&o, NULL, NULL, 0)) return ATTN_EXIT_FAILURE;
     int count;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attn_parallel.h"
 #include "base/error.h"
 #include "bench_options.h"
 #include "device/device.h"
@@ -147,6 +148,7 @@ static const attn_option options[] = {
     { "only", 0, "TEXT", attn_parse_text, AT(only),
       "of the suites, cases in whose pass, mask and changes\nthe text is: 'fwd full bias'" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
+    { "ranks", 0, "N", attn_parse_count, AT(ranks), "ring: so many, which are threads (2)" },
     { "device", 0, "NAME", attn_parse_device, AT(on), "cpu, or cuda: the first GPU (cpu)" },
     { "peer", 0, "LIST", parse_peers, AT(peers),
       "openblas (f32 only), torch, none (openblas); on a GPU\ncudnn, fa2, efficient, math, flex, fa3, fa4,\n"
@@ -227,8 +229,8 @@ static const char *asked_of(const attn_bench_options *o, const char *const names
 /* Suites whose cases another library takes a turn in. */
 static bool library_takes(const attn_bench_options *o)
 {
-    static const char *const others[] = { "memory", "cascade", "pool",    "append", "strategies",
-                                          "tiles",  "bytes",   "theorem", NULL };
+    static const char *const others[] = { "memory",     "cascade", "pool",  "append",  "ring",
+                                          "strategies", "tiles",   "bytes", "theorem", NULL };
     const char *other = asked_of(o, others);
     if (other)
         return attn_bench_fail("--peer-library: the suite %s has no peer that could be a library; leave it out", other);
@@ -247,9 +249,24 @@ static bool sizes_are_taken(const attn_bench_options *o)
                            o->lens.count ? "len" : "dim", suite);
 }
 
+/* Ranks that are processes share the suite of ranks alone. */
+static bool ranks_are_taken(const attn_bench_options *o)
+{
+    enum { MOST = 1024 };
+    const attn_engine *engine = attn_bench_ring_engine();
+    int ring = attn_bench_suite_find("ring");
+    if (o->ranks && !(o->suites & ring)) return attn_bench_fail("--ranks %d: goes with --suite ring", (int)o->ranks);
+    if (o->ranks > MOST) return attn_bench_fail("--ranks %lld: takes 1 to %d", (long long)o->ranks, MOST);
+    if (engine && o->suites != ring) return attn_bench_fail("over processes: takes --suite ring alone");
+    if (engine && o->ranks && o->ranks != engine->ranks)
+        return attn_bench_fail("--ranks %d: here are %d processes", (int)o->ranks, (int)engine->ranks);
+    return true;
+}
+
 static bool check(const attn_bench_options *o)
 {
     bool fa3 = false;
+    if (!ranks_are_taken(o)) return false;
     if (!sizes_are_taken(o)) return false;
     if (o->peer_library && !library_takes(o)) return false;
     if (!only_commas_lack(o->device))

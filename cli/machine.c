@@ -57,6 +57,9 @@ void attn_machine_print(FILE *f, const attn_machine *m)
     for (int i = 0; i < m->matches; i++)
         fprintf(f, "match %s\n", m->match[i]);
     fprintf(f, "cores %.9g\nclock %.6g\nstart %.3g\n", m->cores, m->hertz, m->start);
+    if (m->sustained > 0) fprintf(f, "sustained %.6g\n", m->sustained);
+    if (m->link_send > 0 || m->link_put > 0)
+        fprintf(f, "link send %.4g put %.4g beside %.4g\n", m->link_send, m->link_put, m->link_beside);
     for (int i = 0; i < m->levels; i++) {
         const attn_machine_level *l = &m->level[i];
         fprintf(f, "level %s bytes %.12g count %.9g one %.4g all %.4g\n", l->name, l->bytes, l->count, l->one, l->all);
@@ -80,6 +83,10 @@ static void print_json(const attn_machine *m)
     attn_json_number(&json, "cores", m->cores);
     attn_json_number(&json, "clock", m->hertz);
     attn_json_number(&json, "start", m->start);
+    attn_json_number(&json, "sustained", m->sustained);
+    attn_json_number(&json, "link_send", m->link_send);
+    attn_json_number(&json, "link_put", m->link_put);
+    attn_json_number(&json, "link_beside", m->link_beside);
     attn_json_open(&json, "levels", '[');
     for (int i = 0; i < m->levels; i++) {
         attn_json_open(&json, NULL, '{');

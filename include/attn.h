@@ -430,8 +430,10 @@ typedef struct attn_args {
      * CPU it is NULL: there the run fails instead. */
     uint32_t *fault;
 
-    /* As the strides of desc say. Any numbers: NaN shows in the rows that its elements reach. An infinity is that of
-     * the score, and of the probability times v: it multiplies q.k of what is stored, and not element by element. */
+    /* As the strides of desc say. Any numbers: NaN shows in the rows that its elements reach. An infinity in v_scale,
+     * or in a k_scale of blocks (k_scale_rows above 0), is that of the probability times v, or of the score: it
+     * multiplies q.k of what is stored, and not element by element. In q_scale, or in a k_scale of all keys, it may
+     * show as NaN in every row that it reaches, for some kernels multiply q by these. */
     const float *q_scale;           /* ATTN_SCALES_Q */
     const float *k_scale, *v_scale; /* ATTN_SCALES_KV; either may be NULL: 1 */
     const float *o_scale;           /* out_dtype = ATTN_E4M3: one number; NULL: 1 */
@@ -561,6 +563,22 @@ static inline attn_status attn_merge_run(const attn_merge_plan *plan, const attn
  * library chooses again. ATTN_INVALID: the file cannot be read, or something in it is wrong: the message names
  * FILE:LINE:COLUMN. */
 ATTN_API attn_status attn_machine_use(const char *path);
+
+/* What plans for a device go by, of the GPU of the current context or the first one; 0: not known. sustained: the clock
+ * under a load of many seconds, which power limits. link: to another device, each as it receives as much. By kernels,
+ * as NCCL does, beside which computing takes link_beside times as long; by copy engines. ATTN_INVALID: info is NULL, or
+ * there is no such device; ATTN_UNSUPPORTED: no GPU is here. */
+typedef struct attn_machine_info {
+    double clock, sustained; /* hertz */
+    double memory;           /* bytes per second */
+    double link_send, link_put, link_beside;
+} attn_machine_info;
+
+ATTN_API attn_status attn_machine_get_info_sized(attn_device device, attn_machine_info *info, size_t info_size);
+static inline attn_status attn_machine_get_info(attn_device device, attn_machine_info *info)
+{
+    return attn_machine_get_info_sized(device, info, sizeof *info);
+}
 
 /* Nonzero if this machine and this build run the instruction set. */
 ATTN_API int attn_isa_available(attn_isa isa);

@@ -123,8 +123,8 @@ typedef struct attn_parallel_desc {
     attn_layout layout;
     attn_schedule schedule;
     uint64_t memory; /* bytes that a rank's workspace may take; 0: any number */
-    double link;     /* bytes per second that a rank sends, and receives at the same time; 0: not known, 1e10; between
-                      * GPUs 1.5e11 */
+    double link;     /* bytes per second that a rank sends, and receives at the same time; 0: as the machine's file
+                      * says (attn_machine_info), else 1e10, between GPUs 1.5e11 */
     int32_t pieces;  /* ATTN_CUDA: into so many pieces the KV heads are cut, of which one is computed while others are
                       * on their way. A number that does not divide them is lowered until it does; 0: 4, or
                       * fewer where a run would have few rows and heads */

@@ -1,7 +1,9 @@
 /* Attention over ranks that are processes of MPI: mpirun -n N parallel_mpi [MODE]. Without a mode: forward and backward
  * against the reference, by every layout and schedule, twice with the same bits. refused: one rank's arguments are
- * wrong, and every rank's call fails. dies: one rank ends in the middle of a run; mpirun must end, and not with 0. */
+ * wrong, and every rank's call fails. dies, killed: one rank ends in the middle of a run, by itself or by a signal;
+ * mpirun must end, and not with 0. */
 #include <mpi.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "attn_parallel_mpi.h"
@@ -105,10 +107,13 @@ static attn_status run_plain(int bad)
     return status;
 }
 
+static int killed; /* by this signal */
+
 static int end_at_once(void *context, int32_t to, const void *send, size_t send_bytes, int32_t from, void *receive,
                        size_t receive_bytes, void *stream)
 {
     (void)context, (void)to, (void)send, (void)send_bytes, (void)from, (void)receive, (void)receive_bytes, (void)stream;
+    raise(killed);
     _exit(3);
 }
 
@@ -124,7 +129,8 @@ int main(int count, char **word)
         attn_status status = run_plain(1), expected = engine->rank == 1 ? ATTN_INVALID : ATTN_RANK_FAILED;
         if (status != expected) give_up("refused", attn_status_name(status));
         if (run_plain(-1)) give_up("after a refusal", attn_error());
-    } else if (strcmp(mode, "dies") == 0) {
+    } else if (strcmp(mode, "dies") == 0 || strcmp(mode, "killed") == 0) {
+        killed = mode[0] == 'k' ? SIGKILL : 0;
         if (engine->rank == 1) engine->exchange = end_at_once;
         run_plain(-1);
     } else {

@@ -18,6 +18,8 @@ static const char good[] = "# a comment\n"
                            "match Some Maker family 1\n"
                            "cores 4\n"
                            "clock 2.5e9\n"
+                           "sustained 2e9\n"
+                           "link send 3e9 put 4e9 beside 1.5\n"
                            "start 1e-5\n"
                            "level memory\n"
                            "level l2 bytes 1000 count 4 one 1e9 all 3e9\n"
@@ -34,6 +36,7 @@ static void text_is_read(void **state)
         assert_int_equal(m.device, ATTN_CPU);
         assert_string_equal(m.match[0], "Some Maker family 1");
         assert_true(m.cores == 4 && m.hertz == 2.5e9 && m.start == 1e-5 && m.unit[ATTN_UNIT_EXP] == 2);
+        assert_true(m.sustained == 2e9 && m.link_send == 3e9 && m.link_put == 4e9 && m.link_beside == 1.5);
         const attn_machine_level *level = attn_machine_level_named(&m, "l2");
         assert_true(level && level->bytes == 1000 && level->count == 4 && level->one == 1e9 && level->all == 3e9);
         const attn_machine_kernel *kernel = attn_machine_kernel_named(&m, "avx2_prefill");
@@ -73,7 +76,7 @@ static void mistakes_are_placed(void **state)
         { "machine\n", "t:1:8: takes a name of at most 47 characters" },
         { "machine a b\n", "t:1:11: takes nothing more, not 'b'" },
         { "machine a\n  core 3\n",
-          "t:2:3: takes base, device, match, cores, clock, level, unit, start or kernel, not 'core'" },
+          "t:2:3: takes base, device, match, cores, clock, sustained, level, unit, start, link or kernel, not 'core'" },
         { "machine a\ncores x\n", "t:2:7: takes a number, 0 or more, not 'x'" },
         { "machine a\ncores -1\n", "t:2:7: takes a number, 0 or more, not '-1'" },
         { "machine a\nclock 1e999\n", "t:2:7: takes a number, 0 or more, not '1e999'" },

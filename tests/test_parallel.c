@@ -57,8 +57,9 @@ static void run_case(const parallel_case *c, attn_direction direction)
     check_reference reference = check_reference_create(&problem);
     assert_ok(check_problem_run(&problem, &desc, NULL));
     parallel_errors one = parallel_errors_of(&problem, &reference);
-    for (int n = 0; n < 12; n++) {
-        int ranks = 2 << n / 4;
+    static const int numbers[] = { 2, 3, 5, 8 };
+    for (int n = 0; n < 16; n++) {
+        int ranks = numbers[n / 4];
         attn_parallel_desc how = { .layout = (attn_layout)(n % 2), .schedule = (attn_schedule)(1 + n / 2 % 2) };
         snprintf(what, sizeof what, "%s, %s, %d ranks, %s, %s", c->name, direction ? "backward" : "forward", ranks,
                  how.layout ? "zigzag" : "contiguous", how.schedule == ATTN_RING ? "ring" : "all-gather");
@@ -212,8 +213,16 @@ typedef struct visitor {
     bool absent, no_q; /* it makes no call; it passes no q */
     int runs;
     attn_status status;
+    double ended;
     char message[300];
 } visitor;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
 
 static void *visit(void *argument)
 {
@@ -238,6 +247,7 @@ static void *visit(void *argument)
         free(workspace), free(tensor);
     }
     snprintf(v->message, sizeof v->message, "%s", v->status ? attn_error() : "");
+    v->ended = now();
     return NULL;
 }
 
@@ -352,13 +362,6 @@ static void descriptors_are_refused(void **state)
 
 /* ---- ranks that fail ------------------------------------------------------------------------- */
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* A rank that never comes ends the others' calls after the time-out, and all later ones at once. */
 static void an_absent_rank_ends_the_others(void **state)
 {
@@ -377,8 +380,10 @@ static void an_absent_rank_ends_the_others(void **state)
 typedef struct counted {
     attn_engine inner;
     size_t sent;
-    int fails_at, calls; /* fails_at: 0: never */
+    int fails_at, hangs_at, calls; /* 0: never */
 } counted;
+
+enum { HANGS = 2 }; /* seconds */
 
 static int counted_exchange(void *context, int32_t to, const void *send, size_t send_bytes, int32_t from, void *receive,
                             size_t receive_bytes, void *stream)
@@ -387,6 +392,7 @@ static int counted_exchange(void *context, int32_t to, const void *send, size_t 
     c->sent += send_bytes;
     assert_true((to < 0) == !send_bytes && (from < 0) == !receive_bytes);
     if (++c->calls == c->fails_at) return 77;
+    if (c->calls == c->hangs_at) nanosleep(&(struct timespec){ HANGS, 0 }, NULL);
     return c->inner.exchange(c->inner.context, to, send, send_bytes, from, receive, receive_bytes, stream);
 }
 
@@ -448,6 +454,24 @@ static void a_rank_that_gives_up_ends_the_others(void **state)
     attn_thread_group_destroy(group);
 }
 
+/* One that stops in the middle of a run ends the others' calls after the time-out, before it goes on. */
+static void a_rank_that_hangs_ends_the_others(void **state)
+{
+    (void)state;
+    attn_thread_group *group;
+    visitor v[VISITORS];
+    counted c[VISITORS];
+    begin(&group, v, 0.3);
+    count_all(v, c);
+    c[3].hangs_at = 2;
+    visit_all(v);
+    for (int r = 0; r < VISITORS; r++) {
+        expect_message(&v[r], ATTN_RANK_FAILED, "the engine's ");
+        if (r != 3) assert_true(v[r].ended < v[3].ended);
+    }
+    attn_thread_group_destroy(group);
+}
+
 /* What no row of the receiver sees is not sent: what plans predict is what engines carry. */
 static void what_nobody_sees_is_not_sent(void **state)
 {
@@ -500,6 +524,7 @@ int main(void)
         cmocka_unit_test(descriptors_are_refused),
         cmocka_unit_test(an_absent_rank_ends_the_others),
         cmocka_unit_test(a_rank_that_gives_up_ends_the_others),
+        cmocka_unit_test(a_rank_that_hangs_ends_the_others),
         cmocka_unit_test(what_nobody_sees_is_not_sent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

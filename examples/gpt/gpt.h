@@ -121,6 +121,7 @@ typedef struct gpt_pass {
     gpt_shape shape;
     int64_t batch, rows, tokens; /* tokens = batch * rows */
     int64_t first;               /* position of the first row in its sequence */
+    int64_t split, second;       /* rows from `split` on: position of the first of them; second 0: as they come */
     float *turn, *x, *scale, *n, *logits, *row_loss;
     gpt_layer_pass layer[GPT_LAYERS_MOST];
     float *dx, *dn, *dq, *dk, *dv, *dup; /* NULL without a backward */

@@ -74,6 +74,8 @@ void gpt_forward(gpt_pass *p, const gpt_weights *weights, gpt_attention *attenti
     int64_t t = p->tokens, d = p->shape.dim;
     size_t stream = (size_t)(t * d) * sizeof(float);
     gpt_turn_fill(p->turn, p->first, p->rows, d / p->shape.heads);
+    if (p->second)
+        gpt_turn_fill(p->turn + p->split * (d / p->shape.heads), p->second, p->rows - p->split, d / p->shape.heads);
     gpt_embed(p->layer[0].x, weights->embed, bytes, t, d);
     for (int64_t l = 0; l < p->shape.layers; l++) {
         const gpt_layer *w = &weights->layer[l];

@@ -305,11 +305,11 @@ def square():
 
 
 def failures():
-    """A rank that raises or ends in the middle of a run: the other ends with an error."""
+    """A rank that raises, hangs or ends in the middle of a run: the other ends with an error."""
     import libattn
     import libattn.torch as la
 
-    group = dist.new_group(timeout=timedelta(seconds=FEW))
+    group, frozen = (dist.new_group(timeout=timedelta(seconds=FEW)) for _ in range(2))
     q, k, v = (la.context_parallel_shard(x) for x in qkv())
 
     def attend(group):
@@ -329,6 +329,11 @@ def failures():
     assert isinstance(cause, ValueError if rank else RuntimeError), cause
     assert isinstance(attend(group), RuntimeError)  # the group is of no more use
     dist.isend = own
+    if rank == 1:
+        dist.isend = lambda *_, **__: time.sleep(3 * FEW)
+    begin = time.monotonic()
+    attend(frozen)
+    assert (time.monotonic() - begin < 3 * FEW) != rank  # the other does not wait for it
     if rank == 1:
         dist.isend = lambda *_, **__: os._exit(0)
     attend(None)

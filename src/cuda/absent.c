@@ -15,6 +15,12 @@ const attn_cuda_machine *attn_cuda_machine_get(void)
     return NULL;
 }
 
+const attn_machine *attn_machine_of_gpu(void)
+{
+    attn_cuda_machine_get();
+    return NULL;
+}
+
 attn_status attn_cuda_fail(CUresult result, const char *doing)
 {
     return attn_fail(ATTN_DEVICE_FAILED, "%s: CUDA error %d", doing, result);

@@ -102,6 +102,11 @@ static attn_status check_device(attn_parallel_plan *plan)
         return attn_fail(ATTN_UNSUPPORTED, "schedule = ATTN_RING: ATTN_CUDA takes ATTN_ALL_GATHER");
     if (device == ATTN_CPU && how->pieces)
         return attn_fail(ATTN_INVALID, "pieces = %" PRId32 ": ATTN_CPU takes 0", how->pieces);
+    if (how->link > 0) return ATTN_OK;
+    attn_machine_info machine;
+    attn_status status = attn_machine_get_info(device, &machine);
+    if (status) return status;
+    how->link = plan->engine.put ? machine.link_put : machine.link_send;
     if (how->link == 0) how->link = link_unknown[device];
     return ATTN_OK;
 }

@@ -2,7 +2,8 @@
  *
  * A pair of a row and a key takes what libattn's plan says of a run, of all its pairs. Bytes move at the speed of the
  * link, beside computing in the ring, before and after it in the all-gather. */
-#include "parallel/device.h"
+#include "num/half.h"
+#include "parallel/device_plan.h"
 #include "problem/desc.h"
 
 /* Seconds of one thread for a value of a result that is merged into others [m]. */
@@ -50,15 +51,32 @@ static step step_of(const attn_parallel_plan *plan, int32_t rank, int32_t of)
     return s;
 }
 
-/* On a GPU: a run for each chunk and piece, and beside them all transfers but those of a piece. */
-static double device_seconds(const attn_parallel_plan *plan, double sent_bytes)
+/* Bytes of sums in the backward of a GPU: f32 gradients of rows, of keys that both chunks see, and of this rank's keys,
+ * of which `parts` ranks have some, are read, and results written. */
+static double sums_bytes(const attn_parallel_plan *plan, double received)
 {
-    double pieces = (double)attn_parallel_device_pieces(plan), seconds = sent_bytes / plan->how.link / pieces;
+    const attn_desc *d = &plan->whole;
+    double size = (double)attn_dtype_size(attn_grad_dtype(&plan->local)), batch = (double)d->batch,
+           key = batch * (double)(d->heads_kv * (d->dim_qk + d->dim_v)), row = batch * (double)(d->heads_q * d->dim_qk);
+    return (double)plan->local.len_q * row * (4 + size) + (double)attn_parallel_both(plan).rows * key * (4 + 4 + 4) +
+           (double)plan->local.len_kv * key * (4 + size) + received;
+}
+
+/* On a GPU: a run for each chunk and piece, at the clock of a long load, and sums. Beside them are all transfers but
+ * those of a piece; their kernels, if they are kernels, take processors from the runs. */
+static double device_seconds(const attn_parallel_plan *plan, double moved, double grads)
+{
+    attn_machine_info machine;
+    double pieces = (double)attn_parallel_device_pieces(plan), transfer = moved / plan->how.link, runs = 0, sums = 0;
+    if (attn_machine_get_info(ATTN_CUDA, &machine)) return 0;
     for (int c = 0; c < plan->chunks; c++) {
         attn_plan_info info;
-        if (plan->all[c] && !attn_plan_get_info(plan->all[c], &info)) seconds += pieces * info.seconds;
+        if (plan->all[c] && !attn_plan_get_info(plan->all[c], &info)) runs += pieces * info.seconds;
     }
-    return seconds;
+    if (plan->whole.direction == ATTN_BACKWARD && machine.memory > 0) sums = sums_bytes(plan, grads) / machine.memory;
+    bool kernels = !plan->engine.put && machine.link_beside > 1;
+    double hidden = transfer * (1 - 1 / pieces), taken = kernels ? hidden * (1 - 1 / machine.link_beside) : 0;
+    return runs * machine.clock / machine.sustained + sums + transfer / pieces + taken;
 }
 
 double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule schedule, int32_t rank, double *sent_bytes,
@@ -66,6 +84,7 @@ double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule sched
 {
     int32_t ranks = plan->how.ranks;
     bool backward = plan->whole.direction == ATTN_BACKWARD, ring = schedule == ATTN_RING;
+    double received_keys = 0, received_grads = 0; /* on a GPU */
     double rate = rate_of(plan, schedule), seconds = 0, link = plan->how.link, threads = plan->whole.threads;
     *sent_bytes = *pairs = 0;
     for (int32_t h = 0; h < ranks; h++) {
@@ -77,11 +96,16 @@ double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule sched
         if (ring && !backward) compute += now.merged * merge_value_seconds / threads;
         if (ring) seconds += compute > bytes / link ? compute : bytes / link;
         if (!ring) seconds += compute;
+        if (h > 0) received_keys += (double)now.keys;
+        if (h > 0 && backward) received_grads += (double)step_of(plan, (rank + h) % ranks, rank).grads;
         if ((ring || plan->device) && h > 0)
             *sent_bytes += (double)step_of(plan, (rank + h) % ranks, rank).keys + backward * (double)now.grads;
     }
     if (ring) return seconds;
-    if (plan->device) return device_seconds(plan, *sent_bytes);
+    if (plan->device) {
+        double received = received_keys + received_grads;
+        return device_seconds(plan, received > *sent_bytes ? received : *sent_bytes, received_grads);
+    }
     *sent_bytes = (double)(ranks - 1) * (double)(plan->block.bytes + (backward ? plan->gradient.bytes : 0));
     return seconds + *sent_bytes / link;
 }

@@ -187,6 +187,12 @@ const attn_machine_kernel *attn_machine_kernel_named(const attn_machine *m, cons
     return NULL;
 }
 
+double attn_machine_memory(const attn_machine *m)
+{
+    const attn_machine_level *level = m->device == ATTN_CUDA ? attn_machine_level_named(m, "l2") : &m->level[1];
+    return level ? level->all : 0;
+}
+
 void attn_machine_rates(const attn_machine *m, attn_model_rates *rates)
 {
     for (int i = 0; i < m->levels; i++)

@@ -9,13 +9,17 @@
  *                                     "VENDOR family F model M: BRAND", of a GPU its name; several lines: any
  *     cores N                         cores, or SMs
  *     clock HERTZ                     under load: what clocks below are counted in
+ *     sustained HERTZ                 under a load of many seconds, where power limits it; left out: clock
  *     level NAME bytes N count N one N all N
  *                                     from the outermost inward: bytes of one, how many there are, bytes per second
  *                                     into one by itself and into all at once from the level outside; 0 or left out:
  *                                     unknown
  *     unit NAME N                     operations (a multiply-add: two) per clock and core: tensor16, tensor8, fma, exp
  *     start SECONDS                   of a parallel loop, or a launch
- *     kernel NAME product N score N pack N byte N far N step N tile N edge N run N
+ *     link send N put N beside N      to another device, each as it receives as much: bytes per second by kernels
+ *                                     (NCCL's), by copy engines, and how many times as long computing takes beside
+ *                                     such kernels; left out: unknown, and 1
+ *     kernel NAME product N score N pack N byte N far N step N tile N edge N mixed N run N
  *                                     clocks, as attn_constant says; left out: 0, or the base's
  *
  * The library reads no file by itself: built-in machines are in it, others are named to it (attn_machine_use). */
@@ -43,6 +47,7 @@ typedef enum attn_constant {
     ATTN_PER_STEP,    /* tile of rows against a tile of keys; prefill on the CPU: row against one */
     ATTN_PER_TILE,    /* tile of rows */
     ATTN_PER_EDGE,    /* tile of rows whose mask cuts through tiles of keys */
+    ATTN_PER_MIXED,   /* step whose bits hide some of its pairs, besides */
     ATTN_PER_RUN,     /* run, launch and all */
     ATTN_CONSTANTS
 } attn_constant;
@@ -61,7 +66,8 @@ typedef struct attn_machine {
     char name[ATTN_MACHINE_NAME];
     attn_device device;
     char match[ATTN_MACHINE_MATCHES][ATTN_MACHINE_NAME];
-    double cores, hertz, start;
+    double cores, hertz, sustained, start;
+    double link_send, link_put, link_beside;
     int matches, levels, kernels;
     attn_machine_level level[ATTN_MODEL_LEVELS];
     double unit[ATTN_UNITS];
@@ -86,12 +92,18 @@ attn_status attn_machine_load(const char *name, attn_machine *machine);
  * identity matches, else the built-in "cpu" or "h200". Lives as long as the library. */
 const attn_machine *attn_machine_for(attn_device device, const char *identity);
 
+/* That of the GPU of the current context, else of the first one; NULL, and why, where there is none (cuda/). */
+const attn_machine *attn_machine_of_gpu(void);
+
 /* This processor's identity, as `match` has it. */
 void attn_machine_identity(char *text, size_t size);
 
 /* NULL: it does not say. */
 const attn_machine_level *attn_machine_level_named(const attn_machine *machine, const char *name);
 const attn_machine_kernel *attn_machine_kernel_named(const attn_machine *machine, const char *name);
+
+/* The most bytes per second from memory; 0: it does not say. */
+double attn_machine_memory(const attn_machine *machine);
 
 /* All of the machine in a second. exposed is left as it is. */
 void attn_machine_rates(const attn_machine *machine, attn_model_rates *rates);

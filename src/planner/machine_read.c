@@ -7,9 +7,8 @@
 #include "num/decimal.h"
 
 static const char *const unit_names[] = { "tensor16", "tensor8", "fma", "exp" };
-static const char *const constant_names[] = {
-    "product", "score", "pack", "byte", "far", "step", "tile", "edge", "run"
-};
+static const char *const constant_names[] = { "product", "score", "pack", "byte",  "far",
+                                              "step",    "tile",  "edge", "mixed", "run" };
 
 const char *attn_unit_name(int unit)
 {
@@ -183,6 +182,14 @@ static attn_status take_kernel(reader *r)
     return ATTN_OK;
 }
 
+static attn_status take_link(reader *r)
+{
+    static const char *const keys[] = { "send", "put", "beside" };
+    attn_machine *m = r->machine;
+    double *const values[] = { &m->link_send, &m->link_put, &m->link_beside };
+    return take_pairs(r, keys, 3, values, "takes send, put or beside");
+}
+
 static attn_status take_line(reader *r)
 {
     attn_machine *m = r->machine;
@@ -191,18 +198,21 @@ static attn_status take_line(reader *r)
     if (is(w, "machine") != !m->name[0])
         return fail_at(r, w.text, m->name[0] ? "'machine' comes once, and first" : "takes 'machine NAME' first", w);
     attn_status status =
-        is(w, "machine")  ? take_name(r, m->name, sizeof m->name)
-        : is(w, "base")   ? take_base(r)
-        : is(w, "device") ? take_device(r)
-        : is(w, "match")  ? take_match(r)
-        : is(w, "cores")  ? take_number(r, &m->cores)
-        : is(w, "clock")  ? take_number(r, &m->hertz)
-        : is(w, "start")  ? take_number(r, &m->start)
-        : is(w, "unit")   ? take_unit(r)
-        : is(w, "level")  ? take_level(r)
+        is(w, "machine")     ? take_name(r, m->name, sizeof m->name)
+        : is(w, "base")      ? take_base(r)
+        : is(w, "device")    ? take_device(r)
+        : is(w, "match")     ? take_match(r)
+        : is(w, "cores")     ? take_number(r, &m->cores)
+        : is(w, "clock")     ? take_number(r, &m->hertz)
+        : is(w, "sustained") ? take_number(r, &m->sustained)
+        : is(w, "start")     ? take_number(r, &m->start)
+        : is(w, "link")      ? take_link(r)
+        : is(w, "unit")      ? take_unit(r)
+        : is(w, "level")     ? take_level(r)
         : is(w, "kernel")
             ? take_kernel(r)
-            : fail_at(r, w.text, "takes base, device, match, cores, clock, level, unit, start or kernel", w);
+            : fail_at(r, w.text,
+                      "takes base, device, match, cores, clock, sustained, level, unit, start, link or kernel", w);
     if (status) return status;
     w = next_word(r);
     return w.length ? fail_at(r, w.text, "takes nothing more", w) : ATTN_OK;

@@ -14,7 +14,7 @@ COLUMNS = (
     "commit,suite,device,kernel,pass,dtype,head_dim,mask,batch,heads_q,heads_kv,len_q,len_kv,threads,ms,spread,tflops,gbps,"
     "limit_fraction,peer,peer_ms,ratio,predicted_ms,predicted_bytes,peak_bytes,counted_bytes,peer_peak_bytes,"
     "peer_counted_bytes,level1_predicted,level1_counted,level2_predicted,level2_counted,level3_predicted,level3_counted,"
-    "dim_v,kv_dtype,page_size,variant,plain_share"
+    "dim_v,kv_dtype,page_size,variant,plain_share,rank_share,sent_bytes,error_ratio"
 ).split(",")
 
 # Stands for a Python that has PyTorch: says which script it is to run, and logs what it is asked.
@@ -42,7 +42,8 @@ def bench_smoke(place):
     """Every suite, with the peer where it is found; --smoke itself looks at each figure."""
     rows = results(place, "--smoke", "--threads", "2")
     suites = {row["suite"] for row in rows}
-    wanted = {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "paged", "cascade", "append"}
+    wanted = {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "paged", "cascade", "append",
+              "ring"}
     check(suites == wanted, "suites:", suites)
     check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd", "kv"}, "passes")
     check({row["heads_q"] for row in rows if row["suite"] == "threads" and row["pass"] == "bwd"} == {1, 12}, "1 head")
@@ -52,6 +53,28 @@ def bench_smoke(place):
         check(flops["prefill", 96, mask] == forward, mask, "prefill:", flops["prefill", 96, mask])
         check(flops["bwd", 96, mask] == 2.5 * forward, mask, "bwd:", flops["bwd", 96, mask])
         check(flops["fwdbwd", 96, mask] == 3.5 * forward, mask, "fwdbwd:", flops["fwdbwd", 96, mask])
+
+
+@case
+def bench_ring(place):
+    """Ranks that are threads, by either schedule, beside one of them."""
+    rows = results(place, "--smoke", "--suite", "ring", "--dtype", "f32", "--ranks", "3")
+    check([row["pass"] for row in rows] == ["fwd", "fwd", "fwdbwd", "fwdbwd"], "passes")
+    check([row["kernel"] for row in rows] == 2 * ["threads ring", "threads all-gather"], "schedules")
+    for row in rows:
+        check(row["mask"] == "causal ranks:3" and row["ranks"] == 3 and row["peer"] == "one-rank", "ranks:", row)
+        share = row["peer_seconds"] / row["seconds"] / 3
+        check(abs(row["rank_share"] / share - 1) < 1e-6, "share", row["rank_share"], share)
+    # every other rank gets this one's keys: 32 rows of k and v, 2 heads of 128 floats, and what ranks agree on
+    check(0 <= rows[1]["sent_bytes"] - 2 * 2 * 32 * 2 * 128 * 4 < 100, "sent:", rows[1]["sent_bytes"])
+    check(rows[0]["sent_bytes"] < rows[1]["sent_bytes"], "the ring leaves out what no row sees")
+    place.run(*QUICK, "--suite", "ring", "--csv", "kept.csv")
+    with open(place.path("kept.csv")) as file:
+        kept = [dict(zip(COLUMNS, line.strip().split(","))) for line in file][1:]
+    check(all(float(row[name]) > 0 for row in kept for name in ("rank_share", "sent_bytes", "error_ratio")), kept)
+    place.refuses([*QUICK, "--suite", "bwd", "--ranks", "2"], 2, "--ranks 2: goes with --suite ring")
+    place.refuses([*QUICK, "--suite", "ring", "--ranks", "1025"], 2, "takes 1 to 1024")
+    place.refuses([*QUICK, "--suite", "ring", "--peer-library", "x.so"], 2, "the suite ring has no peer")
 
 
 @case
@@ -383,11 +406,14 @@ def bench_features_peers(place):
     os.chmod(place.path("python"), 0o755)
     rows = results(place, *words, "--len", "40", "--dim", "16", "--threads", "1", "--peer", "torch")
     asked = {(row["mask"], row["variant"]) for row in rows if row["peer"] == "torch"}
-    check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", "")}, asked)
-    check(not any("window" in mask or "softcap" in variant for mask, variant in asked), asked)
+    check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", ""), ("causal window:5", "")}, asked)
+    check(not any("lens" in mask or "packed" in mask or "softcap" in variant for mask, variant in asked), asked)
     with open(place.path("log")) as file:
         log = file.read()
-    check("setup fwd bf16 1 8 8 40 40 16 16 0 1 full=1 bias=bf16:1:8:40:40:0\n" in log, log)
+    start = "setup fwd bf16 1 8 8 40 40 16 16 "
+    for end in ("0 1 full=1 bias=bf16:1:8:40:40:0", "1 1 documents=6", "1 1 places=1 first=2", "1 1 places=1 position=9",
+                "1 1 window=5 documents=6", "0 1 full=1 blocks=64:0.25", "1 1 alibi=1"):
+        check(start + end + "\n" in log, end, log)
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
     place.write("python", TORCH_GPU)
