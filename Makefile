@@ -31,6 +31,7 @@ bench: all
 	@$(BUILD)/attn bench
 
 install: all
+	@$(CMAKE) --build $(BUILD) --parallel $(JOBS) --target attn_installed
 	@$(CMAKE) --install $(BUILD) --prefix $(PREFIX)
 
 sanitize:

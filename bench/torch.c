@@ -122,8 +122,10 @@ static bool failed(attn_bench_torch *torch)
 
 bool attn_bench_torch_takes(const attn_bench_case *item)
 {
+    const uint32_t as_masks = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BITS |
+                              ATTN_BLOCKS | ATTN_FIRST_KV | ATTN_POSITIONS | ATTN_BIAS | ATTN_ALIBI;
     const attn_desc *d = &item->desc;
-    bool features = d->flags & ~(uint32_t)(ATTN_CAUSAL | ATTN_BIAS | ATTN_BITS | ATTN_DROPOUT) || d->bits_keys;
+    bool features = d->flags & ~(as_masks | ATTN_DROPOUT) || d->bits_keys;
     bool corner = d->flags & ATTN_CAUSAL && d->len_q != d->len_kv;
     return !corner && !(attn_bench_is_feature(item) && features);
 }
@@ -151,6 +153,14 @@ static void ask_features(FILE *requests, const attn_bench_case *item)
     if (d->flags & places || d->bits_keys || item->shift) fprintf(requests, " places=1");
 }
 
+/* What the CPU's peer makes a mask of, too. */
+static void ask_places(FILE *requests, const attn_bench_case *item)
+{
+    if (item->desc.flags & ATTN_INTERVALS) fprintf(requests, " documents=%d", (int)item->lens[0]);
+    if (item->desc.flags & ATTN_FIRST_KV) fprintf(requests, " first=%lld", (long long)item->first);
+    if (item->desc.flags & ATTN_POSITIONS) fprintf(requests, " position=%lld", (long long)item->position);
+}
+
 bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_bench_case *item, char *form, size_t size)
 {
     const attn_desc *desc = &item->desc;
@@ -159,6 +169,7 @@ bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_bench_case *item
             (long long)desc->len_q, (long long)desc->len_kv, (long long)desc->dim_qk, (long long)desc->dim_v,
             (desc->flags & ATTN_CAUSAL) != 0, desc->threads);
     ask_features(torch->requests, item);
+    if (attn_bench_is_feature(item)) ask_places(torch->requests, item);
     fputc('\n', torch->requests);
     fflush(torch->requests);
     torch->line[0] = 0;

@@ -228,20 +228,19 @@ void attn_support_print(void)
 {
     int count;
     const attn_cuda_arch *const *archs = attn_cuda_archs(&count);
-    puts(
-        "# What is computed, and what of it is fast\n\n"
-        "`attn kernels --support >docs/SUPPORT.md` writes this page from the tables of kernels and from what plans "
-        "ask\n"
-        "of them; a test compares. A row is a problem that asks for this feature and nothing else, a cell what "
-        "becomes\n"
-        "of it, by head dim: \"fast to 256, slow to 512\" are dims 1 to 256 and 257 to 512; above that it is refused,\n"
-        "with an error that says why. Features can be combined; some that are combined are rows, too.\n\n"
-        "- **fast**: by a kernel that is written for it; on a CPU, for its vector instructions.\n"
-        "- **fast ¹**: so, by a kernel that nvcc does not compile into the library. NVRTC compiles it when a plan "
-        "first\n"
-        "  takes it, and keeps it on disk. Where there is no NVRTC it is slow, and the plan says so.\n"
-        "- **slow**: by the kernels that compute everything; in f64 by the reference, on one thread.\n\n"
-        "A forward of a row is what decoding asks for. `attn explain` says which of the fast kernels a plan takes.");
+    puts("# What is computed, and what of it is fast\n\n"
+         "`script/support >docs/SUPPORT.md` writes this page: this part by `attn kernels --support`, from the\n"
+         "tables of kernels and from what plans ask of them, the last one from measurements. A row is a\n"
+         "problem that asks for this feature and nothing else, a cell what becomes of it, by head dim: \"fast\n"
+         "to 256, slow to 512\" are dims 1 to 256 and 257 to 512; above that it is refused, with an error that\n"
+         "says why. Features can be combined; some that are combined are rows, too.\n\n"
+         "- **fast**: by a kernel that is written for it; on a CPU, for its vector instructions.\n"
+         "- **fast ¹**: so, by a kernel that nvcc does not compile into the library. NVRTC compiles it when a\n"
+         "  plan first takes it, and keeps it on disk. Where there is no NVRTC it is slow, and the plan says\n"
+         "  so.\n"
+         "- **slow**: by the kernels that compute everything; in f64 by the reference, on one thread.\n\n"
+         "A forward of a row is what decoding asks for. `attn explain` says which of the fast kernels a plan\n"
+         "takes.");
     print_device(NULL);
     for (int i = 0; i < count; i++)
         print_device(archs[i]);

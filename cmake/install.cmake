@@ -6,17 +6,20 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 install(FILES include/attn.h include/attn_kv.h include/attn_napkin.h include/attn_parallel.h include/attn_quant.h
   TYPE INCLUDE)
 install(FILES ${machine_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/machines)
-install(TARGETS attn_shared attn_static attn_parallel_shared attn_parallel_static EXPORT attn)
+set(installed attn_shared attn_static attn_parallel_shared attn_parallel_static)
+install(TARGETS ${installed} EXPORT attn)
 set(pc_files attn attn-shared attn-parallel attn-parallel-shared)
 set(ATTN_HAS_MPI FALSE) # in the CMake package
 if(TARGET attn_parallel_mpi_shared)
   set(ATTN_HAS_MPI TRUE)
   install(FILES include/attn_parallel_mpi.h TYPE INCLUDE)
   install(TARGETS attn_parallel_mpi_shared attn_parallel_mpi_static EXPORT attn)
+  list(APPEND installed attn_parallel_mpi_shared attn_parallel_mpi_static)
   list(APPEND pc_files attn-parallel-mpi)
 endif()
 if(TARGET attn)
   install(TARGETS attn)
+  list(APPEND installed attn)
   if(ATTN_MANUAL)
     install(FILES ${ATTN_MANUAL}/attn.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
     install(FILES ${ATTN_MANUAL}/attn.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attn)
@@ -26,6 +29,7 @@ if(TARGET attn)
   file(GLOB peer_scripts CONFIGURE_DEPENDS bench/peers/*.py) # which attn bench starts
   install(FILES ${peer_scripts} DESTINATION ${CMAKE_INSTALL_DATADIR}/attn/bench/peers)
 endif()
+add_custom_target(attn_installed DEPENDS ${installed}) # all that is installed, and no tests or examples
 
 # Inside the shared library pthread and libm are its own business; the static one passes them on.
 install(EXPORT attn NAMESPACE attn:: FILE attnTargets.cmake DESTINATION ${package_dir})

@@ -428,8 +428,10 @@ typedef struct attn_args {
      * CPU it is NULL: there the run fails instead. */
     uint32_t *fault;
 
-    /* As the strides of desc say. Any numbers: NaN shows in the rows that its elements reach. An infinity is that of
-     * the score, and of the probability times v: it multiplies q.k of what is stored, and not element by element. */
+    /* As the strides of desc say. Any numbers: NaN shows in the rows that its elements reach. An infinity in v_scale,
+     * or in a k_scale of blocks (k_scale_rows above 0), is that of the probability times v, or of the score: it
+     * multiplies q.k of what is stored, and not element by element. In q_scale, or in a k_scale of all keys, it may
+     * show as NaN in every row that it reaches, for some kernels multiply q by these. */
     const float *q_scale;           /* ATTN_SCALES_Q */
     const float *k_scale, *v_scale; /* ATTN_SCALES_KV; either may be NULL: 1 */
     const float *o_scale;           /* out_dtype = ATTN_E4M3: one number; NULL: 1 */

@@ -42,6 +42,7 @@ static const parallel_case parallel_cases[] = {
     { .name = "sink in bf16", .flags = ATTN_SINK | ATTN_WINDOW, .left = 3, .right = 0, .dtype = ATTN_BF16 },
     { .name = "dropout", .flags = ATTN_DROPOUT | ATTN_CAUSAL, .batch = 2, .heads_kv = 2 },
     { .name = "lengths", .flags = ATTN_LENS_Q | ATTN_LENS_KV | ATTN_CAUSAL, .batch = 3 },
+    { .name = "dropout and lengths", .flags = ATTN_DROPOUT | ATTN_LENS_Q | ATTN_LENS_KV, .batch = 3 },
     { .name = "prefix and first key", .flags = ATTN_PREFIX | ATTN_FIRST_KV | ATTN_CAUSAL, .batch = 2 },
     { .name = "positions", .flags = ATTN_POSITIONS | ATTN_WINDOW | ATTN_ALIBI, .left = 60, .right = 5, .batch = 2 },
     { .name = "packed", .flags = ATTN_VARLEN | ATTN_CAUSAL, .batch = 5, .heads_kv = 2 },

@@ -287,6 +287,50 @@ static void bits_have_a_summary(void **state)
     end_context(context);
 }
 
+static double predicted(const attn_desc *desc)
+{
+    return info_of(desc).seconds;
+}
+
+/* What was measured of features decides (bench/results/h200-features.csv): a share of bits is in all tiles, documents
+ * and stores by elements cost more than their pairs, and what NVRTC has to compile is no match for what is there. */
+static void features_are_predicted_as_measured(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_desc plain = small();
+    plain.batch = 2, plain.heads_q = plain.heads_kv = 16, plain.dim_qk = plain.dim_v = 128;
+    plain.len_q = plain.len_kv = 4096;
+    for (int i = 0; i < 2; i++) {
+        plain.direction = i ? ATTN_BACKWARD : ATTN_FORWARD;
+        attn_desc desc = plain, causal = plain;
+        causal.flags = ATTN_CAUSAL;
+        desc.flags = ATTN_BITS, desc.bits_batch = desc.bits_heads = 1, desc.visible_share = 1;
+        double all = predicted(&desc);
+        desc.visible_share = 0.5;
+        double half = predicted(&desc);
+        assert_true(half > all && half < 1.5 * all);
+        expect_words(&desc, i ? "sm90_backward_bf16_d128_128_masks" : "sm90_bf16_d128_128x128_masks", true);
+        desc = causal, desc.flags |= ATTN_INTERVALS, desc.interval_heads = desc.interval_vectors = 1;
+        desc.visible_share = 0.17;
+        double share = desc.visible_share * predicted(&causal) / predicted(&desc);
+        assert_true(share > 0.25 && share < 0.4);
+        desc = causal, desc.alignment = 2;
+        assert_true(predicted(&desc) > (i ? 1.05 : 1.4) * predicted(&causal));
+        desc = plain, desc.flags = ATTN_BLOCKS, desc.block_batch = desc.block_heads = 1;
+        desc.block_rows = desc.block_keys = 128, desc.visible_share = 0.25;
+        double wide = predicted(&desc);
+        desc.block_rows = desc.block_keys = 64;
+        assert_true(predicted(&desc) > 1.3 * wide); /* a tile of 128 has two of them, or four */
+    }
+    attn_desc desc = small();
+    desc.batch = 2, desc.heads_q = desc.heads_kv = 32, desc.len_q = desc.len_kv = 4096, desc.dim_qk = desc.dim_v = 64;
+    desc.flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_ALIBI, desc.window_left = 512, desc.window_right = -1;
+    desc.alibi_batch = 1;
+    expect_why(&desc, "sm90_bf16_d64_256x64_alibi", "predicted the fastest");
+    end_context(context);
+}
+
 static void wrong_wishes_are_refused(void **state)
 {
     (void)state;
@@ -320,6 +364,7 @@ int main(void)
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_are_widened),
         cmocka_unit_test(bits_have_a_summary),
+        cmocka_unit_test(features_are_predicted_as_measured),
         cmocka_unit_test(wrong_wishes_are_refused),
     };
     cuda_begin();

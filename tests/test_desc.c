@@ -570,6 +570,7 @@ static void older_and_newer_headers_work(void **state)
     newer.more[23] = 1;
     expect(__LINE__, &newer.desc, sizeof newer, ATTN_UNSUPPORTED, "of desc is set, but version 0.2.0 knows its first");
     expect(__LINE__, &d, 0, ATTN_INVALID, "desc_size = 0 is not the size of an attn_desc");
+    expect(__LINE__, &d, sizeof(void *), ATTN_INVALID, "desc_size = 8 is not the size of an attn_desc");
     expect(__LINE__, &d, SIZE_MAX, ATTN_INVALID, "is not the size of an attn_desc");
     expect(__LINE__, NULL, sizeof d, ATTN_INVALID, "desc is NULL");
 }

@@ -7,8 +7,11 @@ Requests on stdin, one per line, each answered by one line on stdout:
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
 PASS is fwd, decode (a forward), bwd (torch.autograd.grad of a forward that ran before) or fwdbwd (both); forwards alone
 run without autograd. FORM is what PyTorch chose: flash, math, ...
-NAME=VALUE is a feature beside the mask: bits=SHARE:BATCH:HEADS (a bit per pair, so many of them set), dropout=P,
-bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too); full=1 is no news.
+NAME=VALUE is a feature: dropout=P, or what becomes an attn_mask. That is of pairs, true where one is visible:
+window=LEFT, chunk=KEYS, prefix=KEYS, documents=LEN (back to back), first=KEY, position=OF_ROW_0,
+blocks=SIZE:SHARE and bits=SHARE:BATCH:HEADS (so many of them). Or of numbers: alibi=1 and
+bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too), -inf where a pair is not visible.
+full=1 and places=1 are no news.
 Tensors are contiguous (batch, head, row, dim), random normal.
 """
 
@@ -26,21 +29,53 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 FORMS = {SDPBackend.MATH: "math", SDPBackend.FLASH_ATTENTION: "flash"}
 
 
-def mask_of(features, len_q, len_kv, causal, dtype, training):
-    """attn_mask, or None, and whether its gradient is wanted."""
-    mask, wanted = None, False
+def pairs_of(features, len_q, len_kv, causal):
+    """Which pairs are visible; None: all, or all that a causal mask shows."""
+    number = {name: int(value) for name, value in features.items()
+              if name in ("window", "chunk", "prefix", "documents", "first", "position")}
+    if not number and not {"bits", "blocks"} & set(features):
+        return None
+    row, key = torch.arange(len_q)[:, None] + number.get("position", 0), torch.arange(len_kv)[None]
+    pairs = key <= row if causal else torch.ones(len_q, len_kv, dtype=torch.bool)
+    if "window" in number:
+        pairs = pairs & (row - key <= number["window"])
+    if "prefix" in number:
+        pairs = pairs | (key < number["prefix"])
+    if "chunk" in number:
+        pairs = pairs & (key // number["chunk"] == row // number["chunk"])
+    if "documents" in number:
+        pairs = pairs & (key // number["documents"] == row // number["documents"])
+    if "first" in number:
+        pairs = pairs & (key >= number["first"])
+    if "blocks" in features:
+        size, share = features["blocks"].split(":")
+        rows, columns = -(-len_q // int(size)), -(-len_kv // int(size))
+        kept = torch.rand(rows, columns).argsort(1)[:, :max(1, round(float(share) * columns))]
+        listed = torch.zeros(rows, columns, dtype=torch.bool).scatter_(1, kept, True)
+        pairs = pairs & listed.repeat_interleave(int(size), 0).repeat_interleave(int(size), 1)[:len_q, :len_kv]
     if "bits" in features:
         share, *planes = features["bits"].split(":")
-        mask = torch.rand(*map(int, planes), len_q, len_kv) < float(share)
+        pairs = pairs & (torch.rand(*map(int, planes), len_q, len_kv) < float(share))
+    return pairs
+
+
+def mask_of(features, heads, len_q, len_kv, causal, dtype, training):
+    """attn_mask, or None, and whether its gradient is wanted."""
+    pairs, mask, wanted = pairs_of(features, len_q, len_kv, causal), None, False
     if "bias" in features:
         kind, *extent, grad = features["bias"].split(":")
-        wanted, hidden = grad == "1" and training, mask
+        wanted = grad == "1" and training
         mask = torch.randn(*map(int, extent)).to(DTYPES[kind]).to(DTYPES[dtype])  # another dtype is not taken
-        if hidden is not None:
-            mask = mask.masked_fill(~hidden, float("-inf"))
-    if mask is not None and causal:
-        rows = torch.ones(len_q, len_kv, dtype=torch.bool).tril()
-        mask = mask & rows if mask.dtype == torch.bool else mask.masked_fill(~rows, float("-inf"))
+    if "alibi" in features:
+        distance = (torch.arange(len_q)[:, None] - torch.arange(len_kv)[None]).abs()
+        mask = -distance * torch.exp2(-8 * torch.arange(1, heads + 1) / heads)[:, None, None]
+        mask = mask[None].to(DTYPES[dtype])
+    if mask is None:
+        return pairs, False
+    if pairs is None and causal:
+        pairs = torch.ones(len_q, len_kv, dtype=torch.bool).tril()
+    if pairs is not None:
+        mask = mask.masked_fill(~pairs, float("-inf"))
     return mask.requires_grad_() if wanted else mask, wanted
 
 
@@ -55,7 +90,7 @@ def setup(what, dtype, *words):
         return torch.randn(batch, heads, rows, dim).to(DTYPES[dtype])
 
     q, k, v = tensor(heads_q, len_q, dim_qk), tensor(heads_kv, len_kv, dim_qk), tensor(heads_kv, len_kv, dim_v)
-    mask, wanted = mask_of(features, len_q, len_kv, causal, dtype, training)
+    mask, wanted = mask_of(features, heads_q, len_q, len_kv, causal, dtype, training)
     options = {"is_causal": bool(causal) and mask is None, "dropout_p": float(features.get("dropout", 0))}
     if mask is not None:
         options["attn_mask"] = mask

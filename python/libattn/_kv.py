@@ -545,7 +545,7 @@ class _Call:
         if str(error).startswith("positions["):
             raise _c.InvalidError(f"rotary_{error}") from None
         if self.device is not None or not str(error).startswith("lens_kv["):
-            raise error
+            raise _of_caches(error) from None
         after = _tensor.host(self.tables["lens_kv"]).tolist()
         slots, width = _shape(self.tensors["k_cache"])[1], _shape(self.tables["page_table"])[1]
         rooms = [(slots * width, f"slots of {'page_table' if self.paged else 'k_cache'}")]
@@ -719,6 +719,8 @@ class _Problem(_run.Problem):
         desc, more = self.desc, self.more
         if more.bits_keys is not None:
             desc.bits_keys = _run._integer("bits_keys", more.bits_keys)
+            if "bits" not in self.arrays:
+                raise _c.InvalidError(f"bits_keys is {desc.bits_keys}, without mask or bits")
             if desc.bits_keys < 1:
                 raise _c.InvalidError(f"bits_keys is {desc.bits_keys}; it takes 1 or more, or None for all keys")
         if more.visible_share is not None:
@@ -774,7 +776,16 @@ def _append_plan(call: _Call) -> Prepared:
     if call.interleaved is not None:
         _turn(call, at, desc)
     scaled = _quantise(call, at, desc)
-    return Prepared(Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy), None, k.dtype, "", {}, scaled)
+    try:
+        append = Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy)
+    except _c.InvalidError as error:
+        raise _of_caches(error) from None
+    return Prepared(append, None, k.dtype, "", {}, scaled)
+
+
+def _of_caches(error: _c.InvalidError) -> _c.InvalidError:
+    """The library's message in the caller's names: its pages are the caches."""
+    return _c.InvalidError(str(error).replace("k_pages", "k_cache").replace("v_pages", "v_cache"))
 
 
 def _quantise(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> bool:

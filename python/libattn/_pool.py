@@ -241,7 +241,7 @@ def _list(copies: Optional[PageCopies]) -> Any:
 
 
 def _tokens(tokens: Any) -> np.ndarray:
-    array = _converted(np.asarray(tokens, None if len(tokens) else np.int32), "tokens", "int32")
+    array = np.asarray(tokens)
     if array.ndim != 1:
-        raise _c.InvalidError(f"tokens has shape {array.shape}; it takes one dimension")
-    return array
+        raise _c.InvalidError(f"tokens has shape {array.shape}; it takes one dimension. Their number alone is count=")
+    return _converted(array, "tokens", "int32")

@@ -242,7 +242,8 @@ def strides_of(tensor: Layout, name: str) -> Tuple[int, ...]:
     strides = tensor.strides
     if tensor.shape[-1] > 1 and strides[-1] != 1 and 0 not in tensor.shape:
         raise _c.InvalidError(f"{name}: the last dimension must be contiguous; its stride is {strides[-1]} elements "
-                              f"(shape {tensor.shape}). numpy.ascontiguousarray makes a copy that is")
+                              f"(shape {tensor.shape}). numpy.ascontiguousarray, or torch's .contiguous(), makes a "
+                              "copy that is")
     return (0,) * (4 - len(strides)) + strides[:-1] + (1,)
 
 

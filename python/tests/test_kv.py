@@ -505,9 +505,11 @@ def test_append_mistakes():
     fixed = p.k_cache.copy()
     fixed.flags.writeable = False
     inside = p.k_cache.reshape(-1)[:p.k.size].reshape(p.k.shape)
+    repeated = np.lib.stride_tricks.as_strided(p.k_cache, strides=(0, *p.k_cache.strides[1:]))
     for match, wrong in (("v is None", {"v": None}), ("q is given without", {"q": p.q}),
                          ("k_cache is read-only", {"k_cache": fixed}), ("v_cache is read-only", {"v_cache": fixed}),
-                         ("k_pages overlaps k", {"k": inside}),
+                         ("k_cache overlaps k", {"k": inside}), ("k_cache overlaps v_cache", {"v_cache": p.k_cache}),
+                         (r"k_cache_stride\[0\] = 0 makes elements of k_cache overlap", {"k_cache": repeated}),
                          (r"cache_seqlens\[0\] is 40: with", {"cache_seqlens": 40})):
         with pytest.raises(libattn.InvalidError, match=match):
             libattn.append_kvcache(**dict(right, **wrong))

@@ -182,7 +182,7 @@ def test_what_is_refused_leaves_the_cache_as_it_was():
             (r"mask has shape \(2, 3\)", {"mask": ones[:2], "bits_keys": 3}),
             ("bits has shape", {"bits": np.ones((1, 1, 3, 2), "u1"), "bits_keys": 3}),
             ("bits has shape", {"bits": np.ones((1, 1, 3, 1), "u1")}),
-            ("bits_keys = 3", {"bits_keys": 3}),
+            ("bits_keys is 3, without mask or bits", {"bits_keys": 3}),
             ("bits_keys is 0", {"bits": np.ones((1, 1, 3, 0), "u1"), "bits_keys": 0}),
             ("bits_keys is 2.5", {"bits": np.ones((1, 1, 3, 1), "u1"), "bits_keys": 2.5}),
             ("bits_keys = 31 exceeds len_kv = 30", {"mask": np.ones((3, 31), bool), "bits_keys": 31}),

@@ -119,7 +119,8 @@ def test_mistakes():
             ("prefix=True: append takes tokens", lambda: pool(True).append(a, count=1)),
             ("takes prefix=True", lambda: p.publish(a)), ("takes prefix=True", lambda: p.match(a, [1])),
             ("beyond int32", lambda: pool(True).match(a, [1 << 40])),
-            ("one dimension", lambda: p.append(a, [[1]])), ("length", lambda: p.truncate(a, 5)),
+            ("one dimension", lambda: p.append(a, [[1]])),
+            (r"tokens has shape \(\); .* count=", lambda: p.append(a, 3)), ("length", lambda: p.truncate(a, 5)),
             ("width", lambda: p.tables([a], width=-1)), ("same", lambda: p.move(a, p, PageCopies(1))),
             ("room", lambda: PageCopies("many"))):
         with pytest.raises(libattn.InvalidError, match=match):

@@ -80,14 +80,30 @@ double attn_cuda_asked_clocks(const attn_cuda_kernel *k, const attn_desc *d)
         uint32_t flag;
         double clocks[2]; /* by attn_direction */
     } asked[] = { { ATTN_SOFTCAP, { 0.5, 0.7 } },
-                  { ATTN_ALIBI, { 0.1, 0.3 } },
-                  { ATTN_DROPOUT, { 0.5, 0.9 } },
-                  { ATTN_BIAS, { 0.5, 1.9 } } };
+                  { ATTN_ALIBI, { 0.19, 0.58 } },
+                  { ATTN_DROPOUT, { 0.5, 2.1 } },
+                  { ATTN_BIAS, { 0.5, 0.62 } } };
     double all = 0;
     if (!k->tma || k->needs & ATTN_CUDA_SCORES) return 0;
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
         if (d->flags & asked[i].flag) all += asked[i].clocks[d->direction == ATTN_BACKWARD];
     return all;
+}
+
+int64_t attn_cuda_common(int64_t a, int64_t b)
+{
+    return b ? attn_cuda_common(b, a % b) : a;
+}
+
+double attn_cuda_blocks_of_tile(int64_t block, int64_t size)
+{
+    return (double)(block + size - attn_cuda_common(block, size)) / (double)block;
+}
+
+double attn_cuda_spread_share(const attn_desc *d)
+{
+    double share = (d->flags & ATTN_MASK_TABLES) == ATTN_BITS ? (double)d->visible_share : 1;
+    return share > 0 ? share : 1;
 }
 
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *c)

@@ -47,6 +47,16 @@ typedef struct attn_cuda_fallback {
 double attn_cuda_fallback_clocks(const attn_cuda_device *device, double heads, int64_t rows, double each, double dims,
                                  const attn_cuda_fallback *measured);
 
+/* The greatest common divisor. */
+int64_t attn_cuda_common(int64_t a, int64_t b);
+
+/* Blocks of a list that a tile of so many rows, or keys, has in the mean. */
+double attn_cuda_blocks_of_tile(int64_t block, int64_t size);
+
+/* The share of the visible pairs that bits alone leave and that no tile can be without, since it may be spread over all
+ * of them; 1 where nothing is known of it. */
+double attn_cuda_spread_share(const attn_desc *desc);
+
 /* Sets time and what bounds it from the SM that computes longest and from the bytes of each level. */
 void attn_cuda_set_time(const attn_cuda_device *device, double clocks, double start, attn_choice *choice);
 
@@ -61,7 +71,7 @@ int64_t attn_cuda_head_group(const attn_desc *desc, int64_t all, double fit, int
 double attn_cuda_change_clocks(const attn_cuda_kernel *kernel);
 
 /* The same of what a problem asks for of a variant that changes scores as flags say, beside what it takes for a problem
- * that asks for nothing: from times of an H100 at 128 dims. */
+ * that asks for nothing: from times of an H100 and an H200 at 64 and 128 dims. */
 double attn_cuda_asked_clocks(const attn_cuda_kernel *kernel, const attn_desc *desc);
 
 #endif

@@ -16,6 +16,15 @@
 /* A kernel that can more does no less for each score: it is taken if it is faster by more than measuring errs. */
 static const double measured_apart = 0.97;
 
+/* One that NVRTC compiles when it is asked for costs seconds at first, and its clocks are derived, not measured: it is
+ * taken for as much slower than predicted. */
+static const double asked_apart = 1.1;
+
+static double compared_seconds(const attn_cuda_choice *c)
+{
+    return c->choice.seconds * (c->kernel->asked ? asked_apart : 1);
+}
+
 /* Why a kernel was taken. paged: NULL, or why no variant of paged keys was; waits: NULL, or a faster one, which NVRTC
  * would compile. */
 static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *paged, const attn_cuda_kernel *waits,
@@ -68,13 +77,13 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
         if (why_not && k->paged && d->flags & ATTN_PAGED && k->dtype == d->dtype) paged = why_not;
         if (!why_not && attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) { /* of a fallback its load says so */
             why_not = "NVRTC compiles it when it is asked for, and is not there";
-            if (!waits.kernel || c.choice.seconds < waits.choice.seconds) waits = c;
+            if (!waits.kernel || compared_seconds(&c) < compared_seconds(&waits)) waits = c;
         }
         double share = best->kernel && k->features & ~best->kernel->features ? measured_apart : 1;
-        if (!why_not && (!best->kernel || c.choice.seconds < share * best->choice.seconds)) *best = c;
+        if (!why_not && (!best->kernel || compared_seconds(&c) < share * compared_seconds(best))) *best = c;
     }
     if (best->kernel) {
-        bool slower = waits.kernel && waits.choice.seconds < best->choice.seconds;
+        bool slower = waits.kernel && compared_seconds(&waits) < compared_seconds(best);
         say_why(d, best->kernel, paged, slower ? waits.kernel : NULL, plan->why, sizeof plan->why);
         return ATTN_OK;
     }

@@ -146,21 +146,19 @@ bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t k
     return true;
 }
 
-/* Of keys key + i, i < count <= 64, as bits: whose intervals have `first` at or after a start, and `end` at or before
- * that one's end. So rows [first, end) are hidden whole; rows [end - 1, first + 1) in part. Without branches: compilers
- * make vectors of it. */
-static uint64_t keys_with(const attn_mask_view *view, int64_t key, int64_t count, int64_t first_row, int64_t end_row)
+/* Of `count` keys from v on, as bits: see keys_with. Without branches: compilers make vectors of it, best where they
+ * know the count. */
+static inline __attribute__((always_inline)) uint64_t bits_with(const int32_t *v, int64_t count, int64_t vectors,
+                                                                bool causal, int32_t first, int32_t end)
 {
-    const int32_t *v = view->intervals + key * view->interval_vectors;
-    const int32_t first = (int32_t)first_row, end = (int32_t)end_row;
     uint8_t with[64] = { 0 };
-    if (view->interval_vectors == 1)
+    if (vectors == 1)
         for (int64_t i = 0; i < count; i++)
             with[i] = first >= v[i];
-    else if (view->interval_vectors == 4)
+    else if (vectors == 4)
         for (int64_t i = 0; i < count; i++)
             with[i] = ((first >= v[4 * i]) & (end <= v[4 * i + 1])) | ((first >= v[4 * i + 2]) & (end <= v[4 * i + 3]));
-    else if (view->flags & ATTN_CAUSAL)
+    else if (causal)
         for (int64_t i = 0; i < count; i++)
             with[i] = (first >= v[2 * i]) & (end <= v[2 * i + 1]);
     else
@@ -174,6 +172,20 @@ static uint64_t keys_with(const attn_mask_view *view, int64_t key, int64_t count
         bits |= (eight * UINT64_C(0x0102040810204080) >> 56) << i;
     }
     return bits;
+}
+
+/* Of keys key + i, i < count <= 64, as bits: whose intervals have `first_row` at or after a start, and `end_row` at or
+ * before that one's end. So rows [first, end) are hidden whole; rows [end - 1, first + 1) in part. Bits from `count` on
+ * mean nothing. */
+static uint64_t keys_with(const attn_mask_view *view, int64_t key, int64_t count, int64_t first_row, int64_t end_row)
+{
+    const int32_t *v = view->intervals + key * view->interval_vectors;
+    const int32_t first = (int32_t)first_row, end = (int32_t)end_row;
+    bool causal = view->flags & ATTN_CAUSAL;
+    if (key + 64 > view->interval_keys) return bits_with(v, count, view->interval_vectors, causal, first, end);
+    if (view->interval_vectors == 1) return bits_with(v, 64, 1, causal, first, end);
+    if (view->interval_vectors == 2) return bits_with(v, 64, 2, causal, first, end);
+    return bits_with(v, 64, 4, causal, first, end);
 }
 
 static uint64_t first_bits(int64_t count)
@@ -191,6 +203,7 @@ static int64_t first_seen(const attn_mask_view *view, int64_t row0, int64_t row1
 {
     while (lo < hi) {
         int64_t end = min64((lo / 64 + 1) * 64, hi);
+        if (untouched(leaf_of(view, lo), row0, row1)) return lo;
         if (!hidden(leaf_of(view, lo), row0, row1)) {
             uint64_t seen = ~keys_with(view, lo, end - lo, row0, row1) & first_bits(end - lo);
             if (seen) return lo + __builtin_ctzll(seen);
@@ -205,6 +218,7 @@ static int64_t last_seen(const attn_mask_view *view, int64_t row0, int64_t row1,
 {
     while (lo < hi) {
         int64_t start = (hi - 1) / 64 * 64 > lo ? (hi - 1) / 64 * 64 : lo;
+        if (untouched(leaf_of(view, start), row0, row1)) return hi;
         if (!hidden(leaf_of(view, start), row0, row1)) {
             uint64_t seen = ~keys_with(view, start, hi - start, row0, row1) & first_bits(hi - start);
             if (seen) return start + 64 - __builtin_clzll(seen);
@@ -220,8 +234,8 @@ bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1,
     *hi = last_seen(view, row0, row1, *lo, *hi);
     for (int64_t key = *lo, end; key < *hi; key = end) {
         end = min64((key / 64 + 1) * 64, *hi);
-        if (!untouched(leaf_of(view, key), row0, row1) && keys_with(view, key, end - key, row1 - 1, row0 + 1))
-            return false;
+        if (untouched(leaf_of(view, key), row0, row1)) continue;
+        if (keys_with(view, key, end - key, row1 - 1, row0 + 1) & first_bits(end - key)) return false;
     }
     return true;
 }
@@ -229,7 +243,13 @@ bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1,
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
     if (keys > view->interval_keys - key0) keys = view->interval_keys - key0;
-    for (int64_t base = 0; base < keys; base += 64)
-        words[base / 64] &=
-            ~keys_with(view, key0 + base, min64(64, keys - base), row, row + 1) & first_bits(keys - base);
+    for (int64_t base = 0; base < keys; base += 64) {
+        int64_t key = key0 + base, count = min64(64, keys - base);
+        bool one_leaf = leaf_of(view, key) == leaf_of(view, key + count - 1);
+        if (one_leaf && untouched(leaf_of(view, key), row, row + 1)) continue;
+        if (one_leaf && hidden(leaf_of(view, key), row, row + 1))
+            words[base / 64] = 0;
+        else
+            words[base / 64] &= ~keys_with(view, key, count, row, row + 1) & first_bits(count);
+    }
 }

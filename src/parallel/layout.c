@@ -184,7 +184,9 @@ void attn_chunk_tables(const attn_parallel_plan *plan, const attn_args *args, at
         t.prefix[b] = args->prefix ? (int32_t)attn_clamp(args->prefix[b] - k.first, k.len) : 0;
         t.first_kv[b] = args->first_kv ? (int32_t)attn_clamp(args->first_kv[b] - k.first, k.len) : 0;
         t.position_q[b] = seq.position_q + q.first, t.position_kv[b] = seq.position_kv + k.first;
-        t.dropout_row[b] = q.first, t.dropout_key[b] = k.first, t.dropout_head[b] = b * d->heads_q;
+        /* Without rows or keys here, first is the sequence's length, of which no base can be made. */
+        t.dropout_row[b] = q.len ? q.first : 0, t.dropout_key[b] = k.len ? k.first : 0;
+        t.dropout_head[b] = b * d->heads_q;
         if (d->flags & ATTN_INTERVALS)
             cut_intervals(d, args->intervals + b * intervals_per_sequence(d, d->len_kv), q, k, run.len_kv,
                           t.intervals + b * per_sequence);

@@ -19,7 +19,7 @@
  *     link send N put N beside N      to another device, each as it receives as much: bytes per second by kernels
  *                                     (NCCL's), by copy engines, and how many times as long computing takes beside
  *                                     such kernels; left out: unknown, and 1
- *     kernel NAME product N score N pack N byte N far N step N tile N edge N run N
+ *     kernel NAME product N score N pack N byte N far N step N tile N edge N mixed N run N
  *                                     clocks, as attn_constant says; left out: 0, or the base's
  *
  * The library reads no file by itself: built-in machines are in it, others are named to it (attn_machine_use). */
@@ -47,6 +47,7 @@ typedef enum attn_constant {
     ATTN_PER_STEP,    /* tile of rows against a tile of keys; prefill on the CPU: row against one */
     ATTN_PER_TILE,    /* tile of rows */
     ATTN_PER_EDGE,    /* tile of rows whose mask cuts through tiles of keys */
+    ATTN_PER_MIXED,   /* step whose bits hide some of its pairs, besides */
     ATTN_PER_RUN,     /* run, launch and all */
     ATTN_CONSTANTS
 } attn_constant;

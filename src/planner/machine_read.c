@@ -7,9 +7,8 @@
 #include "num/decimal.h"
 
 static const char *const unit_names[] = { "tensor16", "tensor8", "fma", "exp" };
-static const char *const constant_names[] = {
-    "product", "score", "pack", "byte", "far", "step", "tile", "edge", "run"
-};
+static const char *const constant_names[] = { "product", "score", "pack", "byte",  "far",
+                                              "step",    "tile",  "edge", "mixed", "run" };
 
 const char *attn_unit_name(int unit)
 {

@@ -13,7 +13,7 @@
 #include "num/philox.h"
 
 enum {
-    STRUCT_SIZE_MOST = 1 << 16, /* no header's struct is as large: the size is garbage */
+    STRUCT_SIZE_MOST = 1 << 16, /* no header's struct is as large, and none as small as a pointer */
     HEADS_MOST = 1 << 20,
     ROWS_MOST = INT32_MAX - 64, /* a tile more still fits int32_t */
     E5M2 = 6,                   /* its number, which no type takes */
@@ -23,7 +23,7 @@ enum {
 attn_status attn_struct_copy(void *out, size_t out_size, const void *in, size_t in_size, const char *name)
 {
     if (!in) return attn_fail(ATTN_INVALID, "%s is NULL", name);
-    if (in_size == 0 || in_size > STRUCT_SIZE_MOST)
+    if (in_size <= sizeof(void *) || in_size > STRUCT_SIZE_MOST) /* of a pointer to the struct, or garbage */
         return attn_fail(ATTN_INVALID, "%s_size = %zu is not the size of an attn_%s", name, in_size, name);
     for (size_t i = out_size; i < in_size; i++)
         if (((const unsigned char *)in)[i] != 0)

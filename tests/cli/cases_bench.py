@@ -406,11 +406,14 @@ def bench_features_peers(place):
     os.chmod(place.path("python"), 0o755)
     rows = results(place, *words, "--len", "40", "--dim", "16", "--threads", "1", "--peer", "torch")
     asked = {(row["mask"], row["variant"]) for row in rows if row["peer"] == "torch"}
-    check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", "")}, asked)
-    check(not any("window" in mask or "softcap" in variant for mask, variant in asked), asked)
+    check(asked >= {("full", "bias:bf16"), ("causal", "dropout"), ("full bits:50%", ""), ("causal window:5", "")}, asked)
+    check(not any("lens" in mask or "packed" in mask or "softcap" in variant for mask, variant in asked), asked)
     with open(place.path("log")) as file:
         log = file.read()
-    check("setup fwd bf16 1 8 8 40 40 16 16 0 1 full=1 bias=bf16:1:8:40:40:0\n" in log, log)
+    start = "setup fwd bf16 1 8 8 40 40 16 16 "
+    for end in ("0 1 full=1 bias=bf16:1:8:40:40:0", "1 1 documents=6", "1 1 places=1 first=2", "1 1 places=1 position=9",
+                "1 1 window=5 documents=6", "0 1 full=1 blocks=64:0.25", "1 1 alibi=1"):
+        check(start + end + "\n" in log, end, log)
     if not gpu:
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
     place.write("python", TORCH_GPU)

@@ -54,14 +54,15 @@ small='--threads 2 --text text.txt'
     "$gpt" $small --layers 1 --dim 32 --heads 1 --context 32 --seconds 0.1 >log
     grep -q '^ *[1-9][0-9]* .* 0:00$' log || fail "no last step of a run of 0.1 s: $(cat log)"
     # It stops by the clock, however slow the machine becomes on the way: here it stands still for all of the time.
-    "$gpt" $small --layers 1 --dim 32 --heads 1 --context 32 --seconds 6 >log &
-    until grep -q '^ *[0-9].*:' log; do sleep 0.1; done
+    : >stopped # there before its writer is
+    "$gpt" $small --layers 1 --dim 32 --heads 1 --context 32 --seconds 6 >stopped &
+    until grep -q '^ *[0-9].*:' stopped; do sleep 0.1; done
     kill -STOP $!
-    before=$(wc -l <log)
+    before=$(wc -l <stopped)
     sleep 6
     kill -CONT $!
     wait $! || fail 'a run that stood still failed'
-    [ "$(wc -l <log)" -le $((before + 2)) ] || fail "went on when its time was over, after $before lines: $(cat log)"
+    [ "$(wc -l <stopped)" -le $((before + 2)) ] || fail "went on when its time was over, after $before lines: $(cat stopped)"
     "$gpt" $small --resume whole.safetensors --steps 30 --out more.safetensors >/dev/null
     refuses 1 'has done 30' $small --resume more.safetensors --steps 20
     "$gpt" --resume more.safetensors --sample 'The quick' --tokens 50 --seed 1 >one

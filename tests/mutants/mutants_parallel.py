@@ -8,7 +8,7 @@ MUTANTS = [
     (LAYOUT, "2 * (int64_t)plan->how.ranks - 1 - rank : rank;", "2 * (int64_t)plan->how.ranks - 2 - rank : rank;",
      "ranks: two hold one chunk", "parallel"),
     (LAYOUT, "seq.position_q + q.first", "seq.position_q", "ranks: positions count from each chunk", "parallel"),
-    (LAYOUT, "t.dropout_key[b] = k.first", "t.dropout_key[b] = 0", "ranks: other pairs are dropped than on one", "parallel"),
+    (LAYOUT, "t.dropout_key[b] = k.len ? k.first : 0", "t.dropout_key[b] = 0", "ranks: other pairs are dropped than on one", "parallel"),
     (LAYOUT, "t.dropout_head[b] = b * d->heads_q", "t.dropout_head[b] = 0", "ranks: all sequences drop the first one's pairs", "parallel"),
     (LAYOUT, "attn_clamp(row - rows.first, rows.len)", "attn_clamp(row, rows.len)", "ranks: intervals count the whole's rows", "parallel"),
     (LAYOUT, "attn_clamp(args->prefix[b] - k.first, k.len)", "attn_clamp(args->prefix[b], k.len)",

@@ -74,6 +74,7 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_bf16_d128_192x64_alibi", 116 },
         { "attn_sm90_e4m3_d128_128x128_softcap", 72 },
         { "attn_sm90_f16_d128_192x64_runs", 120 },
+        { "attn_sm90_bf16_d64_192x64_bits", 12 },
         { "attn_sm90_f16_d64_192x64_bits", 132 },
         { "attn_sm90_bf16_d128_192x64_bits", 164 },
         { "attn_sm90_f16_d128_192x64_bits", 292 },

@@ -4,6 +4,7 @@
 #   pkgconfig   installs BUILD, compiles each example by hand, shared, with the static library and all static, and runs
 #               it; compiles README's
 #   moved       the same as cmake, after the installed tree was moved to another place
+#   make        make install from a folder that nothing was built in
 #   subproject  add_subdirectory: builds the library alone, and nothing of ours besides
 set -eu
 way=$1 cmake=$2 build=$3 cc=$4
@@ -102,10 +103,17 @@ END
     run "$temp/build/minimal"
 }
 
+with_make() {
+    make -C "$source" BUILD="$temp/build" PREFIX="$prefix" CC="$cc" CMAKE="$cmake" NVCC= install >"$temp/log" ||
+        { cat "$temp/log" && exit 1; }
+    run_command
+}
+
 case $way in
 cmake) install && with_cmake ;;
 moved) install && mv "$prefix" "$temp/other" && prefix=$temp/other && with_cmake ;;
 pkgconfig) install && with_pkgconfig ;;
+make) with_make ;;
 subproject) as_subproject ;;
 *) echo "run.sh: unknown way: $way" >&2 && exit 2 ;;
 esac

@@ -255,6 +255,27 @@ static void key_block(const pairs_tile *b, const uint16_t *a, int64_t dims, cons
                              .add = true });
 }
 
+/* Whether strip i sees some of the block of keys from `key` on. */
+static bool strip_sees(const pairs_tile *b, int64_t i, int64_t key)
+{
+    int64_t lo = b->task->key0 + key;
+    return i < b->strips && b->span[i].lo < b->span[i].hi && b->span[i].lo < lo + BLOCK_COLS && b->span[i].hi > lo;
+}
+
+/* Zeros in rows [lo, hi) of a block of keys where no strip computed any. */
+static void zip_zeros(const pairs_tile *b, int64_t key, int64_t lo, int64_t hi)
+{
+    for (int64_t i = lo / BLOCK_ROWS; i * BLOCK_ROWS < hi; i++) {
+        if (strip_sees(b, i, key)) continue;
+        int64_t first = i * BLOCK_ROWS, rows = hi - first < BLOCK_ROWS ? hi - first : BLOCK_ROWS;
+        for (int64_t panel = key / PAIR_COLS; panel < (key + BLOCK_COLS) / PAIR_COLS; panel++) {
+            int64_t at = (panel * b->room + first) * PAIR_COLS;
+            memset(b->zipped + at, 0, (size_t)(rows * PAIR_COLS) * sizeof *b->zipped);
+            memset(b->zipped_ds + at, 0, (size_t)(rows * PAIR_COLS) * sizeof *b->zipped_ds);
+        }
+    }
+}
+
 /* grad_v += P^T grad_o, grad_k += dS^T q over the blocks of keys in a run and the rows whose strips see some of each.
  */
 static void pairs_tile_keys(const pairs_tile *b, const attn_mask_tile *run)
@@ -262,14 +283,12 @@ static void pairs_tile_keys(const pairs_tile *b, const attn_mask_tile *run)
     int64_t key0 = b->task->key0;
     for (int64_t key = (run->lo - key0) / BLOCK_COLS * BLOCK_COLS; key < run->hi - key0; key += BLOCK_COLS) {
         int64_t first = b->strips, last = -1;
-        for (int64_t i = 0; i < b->strips; i++) {
-            const attn_mask_tile *span = &b->span[i];
-            if (span->lo < span->hi && span->lo < key0 + key + BLOCK_COLS && span->hi > key0 + key)
-                first = i < first ? i : first, last = i;
-        }
+        for (int64_t i = 0; i < b->strips; i++)
+            if (strip_sees(b, i, key)) first = i < first ? i : first, last = i;
         int64_t lo = first * BLOCK_ROWS / BLOCK_DEPTH * BLOCK_DEPTH, hi = pairs_round((last + 1) * BLOCK_ROWS);
         if (hi > b->depth) hi = b->depth;
         if (lo >= hi) continue;
+        zip_zeros(b, key, lo, hi);
         key_block(b, b->gt, b->g_blocks, b->zipped, key, lo, hi, b->dv);
         key_block(b, b->qt, b->q_blocks, b->zipped_ds, key, lo, hi, b->dk);
     }
@@ -281,11 +300,6 @@ static void pairs_tile_keys(const pairs_tile *b, const attn_mask_tile *run)
 static void pairs_tile_run(pairs_tile *b, const attn_mask_tile *run)
 {
     const attn_backward_task *t = b->task;
-    bool whole = run->full && b->strips * BLOCK_ROWS >= b->depth;
-    if (!whole) { /* blocks that no strip computes */
-        memset(b->zipped, 0, (size_t)(b->keys * b->room) * sizeof *b->zipped);
-        memset(b->zipped_ds, 0, (size_t)(b->keys * b->room) * sizeof *b->zipped_ds);
-    }
     for (int64_t i = 0; i < b->strips; i++) {
         int64_t first = b->row0 + i * BLOCK_ROWS, end = first + BLOCK_ROWS, last = b->row0 + b->rows;
         b->span[i] = *run;

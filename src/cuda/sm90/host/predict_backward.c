@@ -15,10 +15,12 @@ static const double added_bytes = 16.4;   /* [m] per clock and SM, that L2 adds 
 static const double score_clocks = 0.145; /* [e] per score: 2^x, and ten other instructions, beside no product */
 static const double wait_clocks = 300;    /* [e] per iteration */
 static const double item_clocks = 4000;   /* [e] filling the pipeline, storing */
+static const double mixed_clocks = 1460;  /* [m] an iteration whose bits hide some of its pairs, besides */
 static const double kept_rows = 0.8;      /* [m] of L2, for the rows of work items in hand */
 static const double memory_reached = 0.8; /* [m] of its bandwidth, by rows that are read and added to again and again */
 static const int64_t share_least = 8;     /* Q tiles: fewer are not worth a work item's start and end */
 static const double late_rounds = 0.2;    /* [m] as in the forward */
+static const double interval_clocks = 1000; /* [m] of an iteration: each key has its own ends of rows */
 
 /* [m] of an iteration: a fixed order, and who begins late; of one CTA, of a cluster. */
 static const double semaphore_share[] = { 0.09, 0.04 };
@@ -45,10 +47,12 @@ void attn_sm90_backward_clocks(const attn_cuda_device *device, const attn_cuda_k
     memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
     if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
         memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
+        if (!(clocks[ATTN_PER_MIXED] > 0)) clocks[ATTN_PER_MIXED] = mixed_clocks;
         return;
     }
     clocks[ATTN_PER_STEP] = derived_iteration(k) * (k->finalises_dq ? 1 + semaphore_share[k->cluster == 2] : 1);
     clocks[ATTN_PER_TILE] = item_clocks;
+    clocks[ATTN_PER_MIXED] = mixed_clocks;
     clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
 }
@@ -111,6 +115,15 @@ static bool is_dynamic(const attn_sm90_backward_problem *p, bool outnumber, cons
            attn_sm90_has_semaphore(p->typical, s) || s->stream_k_items || fused;
 }
 
+/* Steps that a work item takes for one of the Q tiles that other masks show, in the mean: if one of its blocks is
+ * listed, at random. */
+static double listed_steps(const attn_desc *d, const attn_cuda_kernel *k, int keys)
+{
+    if (!(d->flags & ATTN_BLOCKS) || d->visible_share == 0) return 1;
+    return 1 - pow(1 - (double)d->visible_share,
+                   attn_cuda_blocks_of_tile(d->block_rows, k->q_tile) * attn_cuda_blocks_of_tile(d->block_keys, keys));
+}
+
 attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_problem *p, attn_sm90_backward_way way)
 {
     const attn_desc *d = p->typical;
@@ -123,10 +136,13 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
            tiles = (double)attn_ceil_div(d->len_kv, keys);
     double items = tiles * heads, run = persistent ? tiles : 1; /* work items that are taken at once */
     double key_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_kv));
+    double listed = listed_steps(d, k, keys), spread = attn_cuda_spread_share(d);
+    key_pairs /= spread;
+    if (d->flags & ATTN_BLOCKS && d->visible_share > 0) key_pairs /= (double)d->visible_share; /* listed_steps has it */
     double edge = key_pairs < (double)d->len_q ? (double)(keys + k->q_tile) / 2 : 0;
     double every = ceil((double)d->len_q / k->q_tile), seen = min_of(every, (key_pairs + edge) / k->q_tile);
     bool uneven = edge > 0; /* work items differ: handed out longest first, they end soon after one another */
-    double steps = (uneven ? seen : every) * group;
+    double steps = (uneven ? seen : every) * group * listed;
     double grid = min_of(items / run, attn_sm90_clusters(p)), rounds = items / run / max_of(1, grid);
     int64_t over = way.stream_k_items;
     double share = over ? (double)share_of(p, over) : 0,
@@ -145,6 +161,7 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
     /* A fixed order is among a finalising variant's own clocks. */
     if (d->flags & ATTN_DETERMINISTIC && !persistent && !k->finalises_dq)
         count[ATTN_PER_STEP] *= 1 + semaphore_share[k->cluster == 2];
+    count[ATTN_PER_MIXED] = spread < 1 ? count[ATTN_PER_STEP] : 0;
     count[ATTN_PER_RUN] = 1;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] * group : 0;
     c.base.choice.q_tile = k->q_tile, c.base.choice.kv_tile = k->kv_tile, c.base.choice.splits = way.splits;
@@ -158,6 +175,7 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
+    if (d->flags & ATTN_INTERVALS) all += count[ATTN_PER_STEP] * interval_clocks;
     double start = attn_cuda_machine_of(p->device)->start;
     double others = way.splits > 1 ? 2 * start : over ? start : 0;
     others += attn_sm90_bits_seconds(d, k, p->device) + attn_sm90_repack_seconds(d, k, p->device);

@@ -14,6 +14,7 @@
 static const double exposed = 0.9;      /* of exponentials that run beside no product, or of products */
 static const double wait_clocks = 100;  /* a step: barriers, the first and the last product */
 static const double tile_clocks = 1800; /* a tile: filling the pipeline, storing */
+static const double mixed_clocks = 800; /* [m] a step whose bits hide some of its pairs, besides */
 
 /* Pages of single keys, assumed, not measured: of one of two warps, to find the pages of K's and of V's keys, and to
  * issue a copy of 512 bytes, four lines of a panel. */
@@ -25,10 +26,13 @@ static const double few_rows_share =
     0.87; /* [m] of memory's bandwidth, where a head has few rows: they wait for loads */
 static const double few_rows_seconds = 12e-6; /* [m] of a run of these besides: no cache holds the kernels' code */
 static const double combine_seconds = 3e-6;
-static const double late_rounds = 0.2;    /* [m] of tiles that differ: how much later than the mean the last SM ends */
-static const double alone_share = 0.8;    /* [m] of a step, where one of two warpgroups sees the KV tile */
-static const double cut_share = 0.3;      /* [m] of a step besides, where lists hide pairs of the KV tile */
-static const double list_clocks = 200;    /* [m] of a step, to find the KV tile by lists; but of gathering kernels */
+static const double late_rounds = 0.2;     /* [m] of tiles that differ: how much later than the mean the last SM ends */
+static const double alone_share = 0.8;     /* [m] of a step, where one of two warpgroups sees the KV tile */
+static const double cut_share = 0.3;       /* [m] of a step besides, where lists hide pairs of the KV tile */
+static const double list_clocks = 200;     /* [m] of a step, to find the KV tile by lists; but of gathering kernels */
+static const double interval_clocks = 500; /* [m] of a step, where each row has its own ends of keys, */
+static const double interval_tile_clocks = 5500; /* [m] and of a tile: they are loaded, and cut most of its KV tiles */
+static const double narrow_clocks = 2;    /* [m] of an output that goes to an address or by strides that TMA refuses */
 static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
 
 enum { FEW_ROWS = 16 };
@@ -65,10 +69,12 @@ void attn_sm90_forward_clocks(const attn_cuda_device *device, const attn_cuda_ke
     memset(clocks, 0, ATTN_CONSTANTS * sizeof *clocks);
     if (measured && measured->clocks[ATTN_PER_STEP] > 0) {
         memcpy(clocks, measured->clocks, ATTN_CONSTANTS * sizeof *clocks);
+        if (!(clocks[ATTN_PER_MIXED] > 0)) clocks[ATTN_PER_MIXED] = mixed_clocks;
         return;
     }
     clocks[ATTN_PER_STEP] = derived_step(device, k);
     clocks[ATTN_PER_TILE] = tile_clocks;
+    clocks[ATTN_PER_MIXED] = mixed_clocks;
     clocks[ATTN_PER_RUN] = attn_cuda_machine_of(device)->start * attn_cuda_machine_of(device)->hertz;
 }
 
@@ -123,22 +129,11 @@ static void set_levels(const attn_desc *d, const attn_cuda_device *device, const
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-static int64_t common(int64_t a, int64_t b)
-{
-    return b ? common(b, a % b) : a;
-}
-
 /* Keys that a tile takes beyond the mean of its rows' own: half its rows and what fills up a KV tile, on each side
  * that the mask cuts. */
 static double edge_keys(const attn_desc *d, int64_t rows, int64_t keys)
 {
-    return (double)attn_mask_edges(d) * (double)(rows + keys - common(rows, keys)) / 2;
-}
-
-/* Blocks of a list that a tile of so many rows, or keys, has in the mean. */
-static double blocks_of_tile(int64_t block, int64_t size)
-{
-    return (double)(block + size - common(block, size)) / (double)block;
+    return (double)attn_mask_edges(d) * (double)(rows + keys - attn_cuda_common(rows, keys)) / 2;
 }
 
 /* Steps that a Q tile takes for one of the KV tiles that ranges show, in the mean: if one of its blocks is listed, at
@@ -150,7 +145,8 @@ static double listed_steps(const attn_desc *d, const attn_cuda_kernel *k, int64_
     const double guessed = 0.25, listed = d->visible_share > 0 ? (double)d->visible_share : guessed;
     if (!(d->flags & ATTN_BLOCKS)) return 1;
     bool gathers = attn_cuda_gathers(k);
-    double blocks = blocks_of_tile(d->block_rows, rows) * (gathers ? 1 : blocks_of_tile(d->block_keys, k->kv_tile));
+    double blocks = attn_cuda_blocks_of_tile(d->block_rows, rows) *
+                    (gathers ? 1 : attn_cuda_blocks_of_tile(d->block_keys, k->kv_tile));
     double some = 1 - pow(1 - listed, blocks), all = pow(listed, blocks);
     double steps = gathers ? some - (1 - alone_share) * 2 * (some - listed) : some + cut_share * (some - all);
     return steps / (d->visible_share > 0 ? 1 : guessed);
@@ -173,6 +169,8 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     double tiles = (double)attn_sm90_tiles_of(p, pack), last = (double)split_tiles;
     double row_pairs = p->start.pairs / max_of(1, (double)(d->batch * d->heads_q * d->len_q));
     if (d->flags & ATTN_BLOCKS && d->visible_share > 0) row_pairs /= (double)d->visible_share; /* listed_steps has it */
+    double spread = attn_cuda_spread_share(d);
+    row_pairs /= spread;
     double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->kv_tile) : 0;
     double whole = ceil((double)d->len_kv / k->kv_tile), steps = min_of(whole, (row_pairs + edge) / k->kv_tile);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end soon after one another */
@@ -189,9 +187,13 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     count[ATTN_PER_TILE] = uneven ? rounds + late_rounds : rounds;
     double uncut = split_tiles ? ceil((tiles - last) / grid) : count[ATTN_PER_TILE];
     count[ATTN_PER_STEP] = uncut * steps + (count[ATTN_PER_TILE] - uncut) * ceil(steps / splits);
+    count[ATTN_PER_MIXED] = spread < 1 ? count[ATTN_PER_STEP] : 0;
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
     count[ATTN_PER_RUN] = 1;
     double all = d->flags & ATTN_BLOCKS && !attn_cuda_gathers(k) ? count[ATTN_PER_STEP] * list_clocks : 0;
+    if (d->flags & ATTN_INTERVALS)
+        all += count[ATTN_PER_STEP] * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
+    if (!attn_sm90_tma_takes(d, ATTN_SM90_O)) all += count[ATTN_PER_TILE] * narrow_clocks * (double)(rows * d->dim_v);
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
@@ -203,7 +205,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     if (few && merging + memory > c.base.choice.seconds) c.base.choice.seconds = merging + memory;
     bool shorter =
         attn_sm90_tiles_of_head(p, pack) > 1 && d->len_q * pack % k->q_tile; /* the first of a head, or the last */
-    bool unlike = (uneven || shorter || d->flags & (ATTN_CUDA_LENGTHS | ATTN_BLOCKS)) && works > grid;
+    bool unlike = (uneven || shorter || spread < 1 || d->flags & (ATTN_CUDA_LENGTHS | ATTN_BLOCKS)) && works > grid;
     c.base.dynamic = attn_override_or(p->overrides, ATTN_STRATEGY_SCHEDULER, unlike) == ATTN_SCHEDULER_DYNAMIC;
     return c;
 }
@@ -211,7 +213,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
 void attn_sm90_predict_fallback(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                                 attn_sm90_forward_choice *c)
 {
-    static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 1.13 };
+    static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 0.2 };
     double heads = (double)d->batch * (double)d->heads_q, dims = (double)(d->dim_qk + d->dim_v) / 2,
            each = c->base.choice.pairs / max_of(1, heads * (double)d->len_q);
     c->base.kernel = k;
