@@ -313,7 +313,7 @@ int attn_cmd_bench(int argc, char **argv)
     else if (count == 0 && o.only)
         attn_bench_fail("nothing to measure: --only %s: no case has that in its pass, mask and changes", o.only);
     else if (count == 0)
-        attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: the threads suite needs the CPU"
+        attn_bench_fail(o.on == ATTN_CUDA ? "nothing to measure: the suites threads and ring need the CPU"
                                           : "nothing to measure: the threads suite takes more than one thread");
     free(cases);
     return code;
