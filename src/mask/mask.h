@@ -20,9 +20,9 @@
 #include "problem/ranges.h"
 
 enum {
-    ATTN_MASK_MOST = 512,     /* keys attn_mask_row answers for at once */
-    ATTN_INTERVAL_NODE = 64,  /* keys a leaf of the interval summary covers */
-    ATTN_INTERVAL_FAN = 8     /* nodes one node of the next level covers */
+    ATTN_MASK_MOST = 512,    /* keys attn_mask_row answers for at once */
+    ATTN_INTERVAL_NODE = 64, /* keys a leaf of the interval summary covers */
+    ATTN_INTERVAL_FAN = 8    /* nodes one node of the next level covers */
 };
 
 /* Least and greatest of each vector over a run of keys. */

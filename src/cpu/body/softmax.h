@@ -32,8 +32,8 @@ ALWAYS_INLINE vf exp2_of(vf x)
     return v_scale2(p, t);
 }
 
-/* Relative error 3e-7, at most 1: x P(x^2) / Q(x^2), a minimax of degree 4 by 4 on [-8, 8], where tanh reaches 1 but for
- * 2.3e-7. */
+/* Relative error 3e-7, at most 1: x P(x^2) / Q(x^2), a minimax of degree 4 by 4 on [-8, 8], where tanh reaches 1 but
+ * for 2.3e-7. */
 ALWAYS_INLINE vf tanh_of(vf x)
 {
     const vf most = v_set1(8.0f);
