@@ -205,6 +205,9 @@ int attn_bench_features(const attn_desc *like, attn_bench_pass pass, attn_bench_
 /* Whether the case is of those. */
 bool attn_bench_is_feature(const attn_bench_case *item);
 
+/* Whether it is, of one thread of a CPU: then everything beside it is timed by the processor's clock. */
+bool attn_bench_of_processor(const attn_bench_case *item);
+
 /* Whether it is and has no plan; result->refused then says why. */
 bool attn_bench_refused(const attn_bench_case *item, attn_bench_result *result);
 
@@ -383,6 +386,11 @@ double attn_bench_library_run(void *library, int calls);
 /* Warms the runners up, has them take turns, and fills each one's times. A runner without `run` is left out. */
 bool attn_bench_take_turns(const attn_bench_options *options, const attn_bench_runner *runners, attn_bench_times *times,
                            int count);
+
+/* The clock of runners on the CPU: that of the wall, or of this thread's processor, which counts nothing while other
+ * work has it: for one thread alone. */
+void attn_bench_clock(bool processor);
+double attn_bench_now(void); /* seconds */
 
 /* What a runner's run does whose call is the same on either device: seconds per call, on a GPU the median of graphs. */
 double attn_bench_run_calls(attn_device device, device_call *call, const void *self, int calls);

@@ -231,6 +231,11 @@ int attn_bench_features(const attn_desc *like, attn_bench_pass pass, attn_bench_
     return count;
 }
 
+bool attn_bench_of_processor(const attn_bench_case *item)
+{
+    return attn_bench_is_feature(item) && item->desc.device == ATTN_CPU && item->desc.threads == 1;
+}
+
 /* ---- what comes of it ------------------------------------------------------------------------------ */
 
 bool attn_bench_refused(const attn_bench_case *item, attn_bench_result *result)

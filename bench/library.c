@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "bench/bench.h"
 #include "problem/args.h"
-#include "device/clock.h"
 
 struct attn_bench_library {
     void *handle;
@@ -115,7 +114,7 @@ bool attn_bench_library_setup(attn_bench_library *library, const attn_desc *desc
 double attn_bench_library_run(void *self, int calls)
 {
     attn_bench_library *library = self;
-    double start = attn_seconds();
+    double start = attn_bench_now();
     for (int n = 0; n < calls; n++)
         for (int i = 0; i < 2; i++) {
             if (!library->plans[i]) continue;
@@ -123,5 +122,5 @@ double attn_bench_library_run(void *self, int calls)
                 library->calls.run(library->plans[i], &library->args, sizeof library->args, library->workspace, NULL);
             if (device_library_failed(&library->calls, status)) return attn_bench_fail("%s", attn_error()), -1.0;
         }
-    return (attn_seconds() - start) / calls;
+    return (attn_bench_now() - start) / calls;
 }

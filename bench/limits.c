@@ -5,7 +5,6 @@
 
 #include "bench/bench.h"
 #include "cpu/threads.h"
-#include "device/clock.h"
 
 enum { PEAK_PIECES = 64, READ_PIECE = 1 << 20 };
 
@@ -39,11 +38,11 @@ static void read_piece(void *arg, int64_t i, int worker)
 double attn_bench_limit_run(void *self, int calls)
 {
     attn_bench_limit *limit = self;
-    double start = attn_seconds();
+    double start = attn_bench_now();
     for (int i = 0; i < calls; i++)
         attn_threads_each(&limit->desc, limit->desc.threads, limit->pieces[0] + limit->pieces[1],
                           limit->base[0] ? read_piece : peak_piece, limit);
-    return (attn_seconds() - start) / calls;
+    return (attn_bench_now() - start) / calls;
 }
 
 double attn_bench_limit_work(const attn_bench_limit *limit)

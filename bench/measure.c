@@ -149,6 +149,7 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
     attn_bench_times times[RUNNERS] = { 0 };
     *result = (attn_bench_result){ 0 };
     bool done = false;
+    attn_bench_clock(attn_bench_of_processor(item));
     if (item->kind == ATTN_BENCH_TILES) return attn_bench_tiles(options, item, result);
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
     if (item->kind == ATTN_BENCH_THEOREM) return attn_bench_theorem(item, result);

@@ -9,7 +9,6 @@
 
 #include "bench/openblas.h"
 #include "cpu/threads.h"
-#include "device/clock.h"
 
 typedef void sgemm_function(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
                             int lda, const float *b, int ldb, float beta, float *c, int ldc);
@@ -87,19 +86,19 @@ static const stage backward = { openblas_backward_scratch, openblas_backward };
 double attn_bench_openblas_run(void *self, int calls)
 {
     attn_bench_openblas *peer = self;
-    double start = attn_seconds();
+    double start = attn_bench_now();
     for (int i = 0; i < calls; i++) {
         if (peer->pass != ATTN_BENCH_BACKWARD) openblas_forward(peer);
         if (peer->pass >= ATTN_BENCH_BACKWARD) openblas_backward(peer);
     }
-    return (attn_seconds() - start) / calls;
+    return (attn_bench_now() - start) / calls;
 }
 
 static double time_once(attn_bench_openblas *peer, const stage *s)
 {
-    double start = attn_seconds();
+    double start = attn_bench_now();
     s->run(peer);
-    return attn_seconds() - start;
+    return attn_bench_now() - start;
 }
 
 static bool set_block(attn_bench_openblas *peer, openblas_cut *cut, const stage *s, int64_t block)

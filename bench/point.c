@@ -1,11 +1,9 @@
 /* Contract: point.h. */
-#define _POSIX_C_SOURCE 200809L
 #include "bench/point.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "device/clock.h"
@@ -13,23 +11,16 @@
 
 enum { RUNS_LEAST = 3, RUNS_MOST = 31 };
 
-/* Of this thread's processor where it does all the work. */
-static double now(int threads)
-{
-    struct timespec t;
-    clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static attn_status run(const attn_plan *plan, const attn_args *args, double budget, double *seconds)
 {
     void *workspace = attn_bench_alloc((int64_t)attn_plan_workspace(plan));
+    attn_bench_clock(plan->choice.threads == 1);
     attn_status status = workspace ? ATTN_OK : attn_fail(ATTN_NO_MEMORY, "no memory for a workspace");
     double spent = 0, least = INFINITY;
     for (int runs = 0; !status && runs < RUNS_MOST && (runs < RUNS_LEAST || spent < budget); runs++) {
-        double start = now(plan->choice.threads);
+        double start = attn_bench_now();
         status = attn_run(plan, args, workspace, NULL);
-        double took = now(plan->choice.threads) - start;
+        double took = attn_bench_now() - start;
         spent += took, least = fmin(least, took);
     }
     free(workspace);

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "bench/bench.h"
-#include "device/clock.h"
 #include "problem/args.h"
 
 static bool plan_one(attn_plan **plan, attn_plan_info *info, const attn_desc *desc, attn_direction direction)
@@ -76,8 +75,8 @@ void attn_bench_subject_free(attn_bench_subject *s)
 double attn_bench_subject_run(void *self, int calls)
 {
     const attn_bench_subject *s = self;
-    double start = attn_seconds();
+    double start = attn_bench_now();
     for (int i = 0; i < calls; i++)
         if (!run_plan(s, s->forward) || !run_plan(s, s->backward)) return -1.0;
-    return (attn_seconds() - start) / calls;
+    return (attn_bench_now() - start) / calls;
 }

@@ -170,6 +170,7 @@ bool attn_bench_torch_setup(attn_bench_torch *torch, const attn_bench_case *item
             (desc->flags & ATTN_CAUSAL) != 0, desc->threads);
     ask_features(torch->requests, item);
     if (attn_bench_is_feature(item)) ask_places(torch->requests, item);
+    if (attn_bench_of_processor(item)) fputs(" clock=processor", torch->requests);
     fputc('\n', torch->requests);
     fflush(torch->requests);
     torch->line[0] = 0;

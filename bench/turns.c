@@ -12,6 +12,20 @@ static void pause_between(double seconds)
     nanosleep(&(struct timespec){ (time_t)whole, (long)(1e9 * (seconds - whole)) }, NULL);
 }
 
+static bool of_processor;
+
+void attn_bench_clock(bool processor)
+{
+    of_processor = processor;
+}
+
+double attn_bench_now(void)
+{
+    struct timespec t;
+    clock_gettime(of_processor ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 /* Warms a runner up and returns the calls that fill a turn; 0 after a failure. */
 static int calls_a_turn(const attn_bench_options *options, const attn_bench_runner *runner)
 {
