@@ -20,7 +20,7 @@ static const double kept_rows = 0.8;      /* [m] of L2, for the rows of work ite
 static const double memory_reached = 0.8; /* [m] of its bandwidth, by rows that are read and added to again and again */
 static const int64_t share_least = 8;     /* Q tiles: fewer are not worth a work item's start and end */
 static const double late_rounds = 0.2;    /* [m] as in the forward */
-static const double interval_clocks = 1000; /* [m] of an iteration: each key has its own ends of rows */
+static const double interval_clocks = 700; /* [m] of an iteration: each key has its own ends of rows */
 
 /* [m] of an iteration: a fixed order, and who begins late; of one CTA, of a cluster. */
 static const double semaphore_share[] = { 0.09, 0.04 };

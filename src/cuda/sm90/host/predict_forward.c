@@ -26,11 +26,11 @@ static const double few_rows_share =
     0.87; /* [m] of memory's bandwidth, where a head has few rows: they wait for loads */
 static const double few_rows_seconds = 12e-6; /* [m] of a run of these besides: no cache holds the kernels' code */
 static const double combine_seconds = 3e-6;
-static const double late_rounds = 0.2;     /* [m] of tiles that differ: how much later than the mean the last SM ends */
-static const double alone_share = 0.8;     /* [m] of a step, where one of two warpgroups sees the KV tile */
-static const double cut_share = 0.3;       /* [m] of a step besides, where lists hide pairs of the KV tile */
-static const double list_clocks = 200;     /* [m] of a step, to find the KV tile by lists; but of gathering kernels */
-static const double interval_clocks = 500; /* [m] of a step, where each row has its own ends of keys, */
+static const double late_rounds = 0.2;   /* [m] of tiles that differ: how much later than the mean the last SM ends */
+static const double alone_share = 0.8;   /* [m] of a step, where one of two warpgroups sees the KV tile */
+static const double cut_share = 0.3;     /* [m] of a step besides, where lists hide pairs of the KV tile */
+static const double list_clocks = 200;   /* [m] of a step, to find the KV tile by lists; but of gathering kernels */
+static const double interval_clocks = 5; /* [m] of a key of a step, where each row has its own ends of keys, */
 static const double interval_tile_clocks = 5500; /* [m] and of a tile: they are loaded, and cut most of its KV tiles */
 static const double narrow_clocks = 2;    /* [m] of an output that goes to an address or by strides that TMA refuses */
 static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
@@ -192,7 +192,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     count[ATTN_PER_RUN] = 1;
     double all = d->flags & ATTN_BLOCKS && !attn_cuda_gathers(k) ? count[ATTN_PER_STEP] * list_clocks : 0;
     if (d->flags & ATTN_INTERVALS)
-        all += count[ATTN_PER_STEP] * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
+        all += count[ATTN_PER_STEP] * k->kv_tile * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
     if (!attn_sm90_tma_takes(d, ATTN_SM90_O)) all += count[ATTN_PER_TILE] * narrow_clocks * (double)(rows * d->dim_v);
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
@@ -213,7 +213,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
 void attn_sm90_predict_fallback(const attn_desc *d, const attn_cuda_device *device, const attn_cuda_kernel *k,
                                 attn_sm90_forward_choice *c)
 {
-    static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 0.2 };
+    static const attn_cuda_fallback measured = { .alone = 46e3, .alone_dim = 275, .pair = 37, .pair_dim = 1.13 };
     double heads = (double)d->batch * (double)d->heads_q, dims = (double)(d->dim_qk + d->dim_v) / 2,
            each = c->base.choice.pairs / max_of(1, heads * (double)d->len_q);
     c->base.kernel = k;
