@@ -1,7 +1,7 @@
 /* A rank of the suite "ring": a thread of this process, or this process among others.
  *
- * All ranks begin the same problems in the same order. Then rank 0 leads, which has runners like those of other suites,
- * and the others serve: what is done next, and how often, rank 0 tells them over the engine. */
+ * All ranks begin the same problems in the same order. Rank 0 has runners like those of other suites. It tells the
+ * others over the engine what is done next, and how often, and they do it. */
 #ifndef ATTN_BENCH_RANKS_H
 #define ATTN_BENCH_RANKS_H
 

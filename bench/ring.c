@@ -103,7 +103,7 @@ static double difference(const shared *s, int result, const void *rows, int64_t 
     return sum;
 }
 
-/* The greatest of all results' errors, over those of one device. */
+/* The greatest error of a result, as a multiple of one device's. */
 static bool compare(const shared *s, const bench_rank *r, double *error)
 {
     const attn_parallel_info *info = &r->info;

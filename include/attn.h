@@ -474,9 +474,10 @@ typedef struct attn_args {
  *     does not say so
  *   - ATTN_CHUNK of ATTN_POSITIONS, with more than 16 packed rows (len_q * heads_q / heads_kv)
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
- * Other tensors with such strides are copied first, which takes workspace and time. So are k and v of a byte beside
- * 16-bit queries, whatever their layout, but for up to 16 packed rows: into 16 bits, those of all sequences' capacity
- * or of all entries of the page table. Pages are read fastest where page_size is a multiple of 8. */
+ * Other tensors with such strides are copied first, which takes workspace and time. With more than 16 packed rows, k
+ * and v of a byte under 16-bit queries are copied too, into 16 bits, however they lie; the workspace has room for
+ * len_kv keys of each sequence, or for a page per entry of the page table. Pages are read fastest where page_size is a
+ * multiple of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

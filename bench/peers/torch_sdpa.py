@@ -11,7 +11,7 @@ NAME=VALUE is a feature: dropout=P, or what becomes an attn_mask. That is of pai
 window=LEFT, chunk=KEYS, prefix=KEYS, documents=LEN (back to back), first=KEY, position=OF_ROW_0,
 blocks=SIZE:SHARE and bits=SHARE:BATCH:HEADS (so many of them). Or of numbers: alibi=1 and
 bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too), -inf where a pair is not visible.
-full=1 and places=1 are no news. clock=processor: seconds are those that the thread runs.
+full=1 and places=1 change nothing. clock=processor: counts only the seconds in which the thread runs.
 Tensors are contiguous (batch, head, row, dim), random normal.
 """
 
