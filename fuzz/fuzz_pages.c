@@ -214,7 +214,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_kv_case c;
     uint64_t state = (uint64_t)(take(&in) << 16 | take(&in) << 8 | take(&in));
     bool of_field = false, shared = false, spoiled = false;
-    if (!check_kv_draw(&c, &state, true)) abort();
+    if (!check_kv_draw(&c, &state)) abort();
     while (in.at < in.end && c.arrays > 0) {
         int64_t kind = of_field ? 0 : below(&in, 8); /* nothing else tells more of a spoiled descriptor */
         if (kind == 0) spoil_field(&in, &c.desc), of_field = true;
