@@ -7,6 +7,7 @@
 #include "base/text_buffer.h"
 #include "device/device.h"
 #include "command.h"
+#include "explain_ranks.h"
 #include "measure.h"
 #include "problem.h"
 #include "bench/replay.h"
@@ -18,6 +19,7 @@ typedef struct values {
     const char *machine;
     attn_problem problem;
     attn_dtype kv_dtype, out_dtype;
+    attn_rank_values over;
 } values;
 
 #define AT(member) offsetof(values, member)
@@ -39,6 +41,14 @@ static const attn_option options[] = {
     { "sink", 0, NULL, attn_parse_switch, AT(sink), "with a sink" },
     { "machine", 0, "NAME", attn_parse_text, AT(machine),
       "plan by a built-in machine or a file of attn machine;\ndefault: what the library knows of this one" },
+    { "ranks", 0, "N", attn_parse_count, AT(over.ranks),
+      "what one of N ranks does, which hold rows and keys together" },
+    { "rank", 0, "R", attn_parse_length, AT(over.rank), "which of them; default 0" },
+    { "layout", 0, "NAME", attn_parse_layout, AT(over.layout), "rows of ranks: zigzag or contiguous; default zigzag" },
+    { "schedule", 0, "NAME", attn_parse_schedule, AT(over.schedule),
+      "how ranks exchange keys: auto, all-gather or ring; default auto" },
+    { "link", 0, "GB/S", attn_parse_positive, AT(over.link),
+      "a rank sends so many GB per second, and receives as many;\ndefault: as the machine's file says" },
     { "measure", 0, NULL, attn_parse_switch, AT(measure),
       "compute it on random data; print time and bytes beside what was predicted" },
     { "once", 0, NULL, attn_parse_switch, AT(once), "compute it on random data once, for a profiler; print nothing" },
@@ -61,7 +71,8 @@ static const attn_command command = {
     "  attn explain --len 4096 --heads 32/8 --dim 128 --causal\n"
     "  attn explain --len-q 1 --len-kv 32768 --heads 32/8 --dim 128 --dtype bf16 --measure\n"
     "  attn explain --len-q 1 --len-kv 32768 --heads 32/8 --dim 128 --dtype bf16 --kv-dtype i8\n"
-    "  attn explain --len 2048 --heads 8 --dim 64 --causal --backward\n",
+    "  attn explain --len 2048 --heads 8 --dim 64 --causal --backward\n"
+    "  attn explain --len 1m --heads 32/8 --dim 128 --causal --dtype bf16 --ranks 64 --link 25\n",
 };
 
 static attn_status describe(const values *v, attn_desc *desc)
@@ -187,6 +198,7 @@ static attn_status explain(const values *v, const attn_desc *desc, int argc, cha
     measured m = { .seconds = 0 };
     attn_counters *counters = v->measure && desc->device == ATTN_CPU ? attn_counters_open() : NULL;
     attn_status status = desc->device == ATTN_CUDA ? device_open() : ATTN_OK;
+    if (!status && v->over.ranks) return attn_explain_ranks(&v->over, desc, v->json);
     if (!status) status = attn_plan_create(&plan, desc);
     if (!status) {
         status = attn_plan_get_info(plan, &info);
@@ -204,7 +216,13 @@ static attn_status explain(const values *v, const attn_desc *desc, int argc, cha
 
 int attn_cmd_explain(int argc, char **argv)
 {
-    values v = { .len = -1, .len_q = -1, .len_kv = -1, .batch = 1, .heads = { 1, 1 }, .problem = ATTN_PROBLEM_INIT };
+    values v = { .len = -1,
+                 .len_q = -1,
+                 .len_kv = -1,
+                 .batch = 1,
+                 .heads = { 1, 1 },
+                 .problem = ATTN_PROBLEM_INIT,
+                 .over = ATTN_RANK_VALUES_INIT };
     attn_desc desc;
     int code = attn_options_start(&command, argc, argv, &v);
     if (code != ATTN_OPTIONS_READY) return code;
@@ -212,6 +230,12 @@ int attn_cmd_explain(int argc, char **argv)
         attn_fail(ATTN_INVALID, "--once prints nothing: it takes no --measure and no --json");
         return attn_report_usage("explain");
     }
+    if (v.over.ranks && (v.once || v.measure)) {
+        attn_fail(ATTN_INVALID,
+                  "--ranks predicts alone: it takes no --measure and no --once (attn bench --suite ring)");
+        return attn_report_usage("explain");
+    }
+    if (attn_rank_values_check(&v.over)) return attn_report_usage("explain");
     if (describe(&v, &desc) || (v.machine && use_machine(v.machine, desc.device))) return attn_report_usage("explain");
     return explain(&v, &desc, argc, argv) ? attn_report_failure("explain") : ATTN_EXIT_OK;
 }

@@ -329,6 +329,27 @@ def explains(place):
 
 
 @case
+def explains_ranks(place):
+    words = ["explain", "--len", "4k", "--heads", "8/2", "--dim", "64", "--causal", "--threads", "1", "--ranks", "4"]
+    told = json.loads(place.run(*words, "--json").out)
+    check(told["ranks"] == 4 and told["rank"] == 0 and told["layout"] == "zigzag", told)
+    check(told["rows"] == told["keys"] == 1024 and abs(told["pairs"] / (8 * 4096 * 4097 / 2 / 4) - 1) < 1e-3, told)
+    check(0.5 < told["predicted_share"] <= 1.01, told)
+    last = json.loads(place.run(*words, "--rank", "3", "--layout", "contiguous", "--json").out)
+    check(last["rank"] == 3 and last["layout"] == "contiguous" and last["pairs"] > 1.6 * told["pairs"], last)
+    slow = json.loads(place.run(*words, "--schedule", "ring", "--link", "0.001", "--json").out)
+    check(slow["schedule"] == "ring" and slow["predicted_share"] < 0.5 * told["predicted_share"], slow)
+    check(re.search(r"^rank +0 of 4, zigzag: .*^share +0\.\d+ of", place.run(*words).out, re.M | re.S), "words")
+    place.refuses(["explain", "--len", "8", "--dim", "8", "--layout", "zigzag"], 2, "--layout: goes with --ranks")
+    place.refuses([*words, "--rank", "4"], 2, "--rank 4: of 4 ranks it takes 0 to 3")
+    place.refuses([*words, "--layout", "striped"], 2, "takes contiguous or zigzag")
+    place.refuses([*words, "--schedule", "tree"], 2, "takes auto, all-gather or ring")
+    place.refuses([*words, "--measure"], 2, "--ranks predicts alone")
+    place.refuses([*words[:-1], "1025"], 2, "--ranks 1025: takes 1 to 1024")
+    place.refuses([*words, "--bias"], 1, "over ranks")
+
+
+@case
 def output_replaces(place):
     problem(place)
     place.write("o.npy", b"old")

@@ -18,6 +18,8 @@ MUTANTS = [
      "bits at random leave tiles out", "cuda_choices"),
     (SM90 + "host/predict_forward.c", "if (d->flags & ATTN_INTERVALS)", "if (false)", "documents cost no more than their pairs",
      "cuda_choices"),
+    (SM90 + "host/predict_backward.c", "min_of((double)p->typical->len_q, apart)", "(double)p->typical->len_q",
+     "all rows of a long head are to stay in L2 at once", "cuda_parallel"),
     (SM90 + "host/predict_backward.c", "double listed = listed_steps(d, k, keys)", "double listed = 1",
      "the backward's small blocks cost what whole tiles do", "cuda_choices"),
     (CUDA + "plan.c", "if (waits.kernel) return refuse", "if (false) return refuse", "NVRTC's lack is not said", "cuda_ahead"),

@@ -85,11 +85,13 @@ double attn_sm90_row_bytes(const attn_sm90_backward_problem *p)
 }
 
 /* What comes from memory again, and goes there, since L2 does not hold the rows of all the KV heads in hand: work items
- * of `heads` KV heads, `tiles` of each, that read `rows` rows of Q in all. */
+ * of `heads` KV heads, `tiles` of each, that read `rows` rows of Q in all. Items of a head that run at once begin a KV
+ * tile of rows apart, and keep to that: of a head that has more rows, no more are in hand. */
 static double missed_bytes(const attn_sm90_backward_problem *p, double heads, double tiles, double group, double rows)
 {
-    double in_hand = min_of(heads, ceil(attn_sm90_clusters(p) / max_of(1, tiles))),
-           live = in_hand * group * (double)p->typical->len_q * attn_sm90_row_bytes(p),
+    double clusters = attn_sm90_clusters(p), in_hand = min_of(heads, ceil(clusters / max_of(1, tiles))),
+           apart = ceil(clusters / in_hand) * attn_sm90_item_keys(p->kernel),
+           live = in_hand * group * min_of((double)p->typical->len_q, apart) * attn_sm90_row_bytes(p),
            share = 1 - kept_rows * p->device->l2_bytes / max_of(1, live);
     return share > 0 ? share * rows * (attn_sm90_row_bytes(p) + 4.0 * p->kernel->dim) : 0;
 }
