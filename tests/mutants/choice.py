@@ -7,7 +7,8 @@ in the old text match any blanks; it must stand in the file exactly once: when c
 tests/mutants/base names the commit at which all mutants were last caught; `run --all` alone writes it. A mutant is touched if
 its own line changed since, its source file, a header that this includes, its tests' sources, or what those include. Where
 history does not say (no git, a shallow clone, no base), all are. Of more than MOST, those are tried whose hash with that of
-the commit is least: others at each commit, the same whoever runs it."""
+the commit is least, and as many more are compiled: others at each commit, the same whoever runs it. Of all others the text
+must stand in its file."""
 import fnmatch
 import glob
 import hashlib
@@ -136,18 +137,19 @@ def touched(root, mutants):
 
 
 def draw(root, mutants, most=MOST):
-    """At most so many, in their order."""
+    """At most so many of the mutants, and the others, both in their order."""
     commit = head(root)
     order = sorted(mutants, key=lambda mutant: hashlib.sha256((commit + repr(mutant)).encode()).digest())
     taken = set(order[:most])
-    return [mutant for mutant in mutants if mutant in taken]
+    return [m for m in mutants if m in taken], [m for m in mutants if m not in taken]
 
 
 def choose(root, mutants, most=MOST):
-    """What a run without words tries, what else is touched, and the line that says so."""
+    """What a run without words tries, what it only compiles, what else is touched, and the line that says so."""
     candidates, base = touched(root, mutants)
-    chosen = draw(root, candidates, most)
-    others = [mutant for mutant in candidates if mutant not in chosen]
+    chosen, others = draw(root, candidates, most)
+    compiled, others = draw(root, others, most)
     since = f"touched since {base[:12]}" if base else f"in all, since {BASE} names no commit that is known here"
-    return chosen, others, (f"{len(candidates)} of {len(mutants)} mutants {since}; of these {len(chosen)} are tried, drawn by "
-                            f"the commit, and {len(others)} only compiled; all: tests/mutants/run --all")
+    return chosen, compiled, others, (
+        f"{len(candidates)} of {len(mutants)} mutants {since}; drawn by the commit, {len(chosen)} are tried and {len(compiled)} "
+        f"compiled; of {len(others)} the text is looked for; all: tests/mutants/run --all")

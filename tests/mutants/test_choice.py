@@ -110,26 +110,28 @@ class Choice(unittest.TestCase):
             self.assertEqual(choice.touched(self.root, ALL), (ALL, ""))
         os.remove(os.path.join(self.root, choice.BASE))
         self.assertEqual(choice.touched(self.root, ALL), (ALL, ""))
-        self.assertIn("names no commit", choice.choose(self.root, ALL)[2])
+        self.assertIn("names no commit", choice.choose(self.root, ALL)[3])
         with tempfile.TemporaryDirectory() as empty:  # no repository: a tarball
             self.assertEqual(choice.touched(empty, ALL), (ALL, ""))
 
     def test_draw(self):
         many = [("src/a/a.c", str(i), "", "", "one") for i in range(100)]
-        first = choice.draw(self.root, many, 10)
+        first, others = choice.draw(self.root, many, 10)
         self.assertEqual((len(first), first), (10, sorted(first, key=many.index)))
-        self.assertEqual(first, choice.draw(self.root, many, 10))
+        self.assertEqual((others, sorted(first + others)), (sorted(others, key=many.index), sorted(many)))
+        self.assertEqual((first, others), choice.draw(self.root, many, 10))
         drawn = set(first)
         for i in range(60):
             self.write("docs/x.md", str(i))
             self.commit()
-            drawn |= set(choice.draw(self.root, many, 10))
+            drawn |= set(choice.draw(self.root, many, 10)[0])
         self.assertGreater(len(drawn), 90)
-        self.assertEqual(choice.draw(self.root, many, 1000), many)
-        chosen, others, said = choice.choose(self.root, many, 10)
-        self.assertEqual((len(chosen), sorted(chosen + others)), (10, sorted(many)))
+        self.assertEqual(choice.draw(self.root, many, 1000), (many, []))
+        chosen, compiled, others, said = choice.choose(self.root, many, 10)
+        self.assertEqual([len(chosen), len(compiled), len(others)], [10, 10, 80])
+        self.assertEqual(sorted(chosen + compiled + others), sorted(many))
         self.assertIn("100 of 100 mutants touched since", said)
-        self.assertIn("10 are tried, drawn by the commit, and 90 only compiled", said)
+        self.assertIn("drawn by the commit, 10 are tried and 10 compiled; of 80 the text is looked for", said)
 
 
 if __name__ == "__main__":
