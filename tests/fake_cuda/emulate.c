@@ -3,12 +3,9 @@
  * before and after them: emulate_around.c. */
 #include "emulate.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "num/half.h"
 #include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
