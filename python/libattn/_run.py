@@ -525,17 +525,17 @@ def planned_keys(direction, tensors, static, arrays, varlen, blocks) -> int:
     """Keys of a plan that serves this call and others with fewer or more keys; 0: its plan is for these tensors alone.
     The descriptor holds a bias's strides along keys. A kernel or strategy by name is for the problem that its caller
     sees. What does not fit together is refused when these tensors are planned."""
-    q, k, v = (_shape(tensors[name]) for name in ("q", "k", "v"))
+    q, k, v = (shape_of(tensors[name]) for name in ("q", "k", "v"))
     if direction == _c.BACKWARD or varlen or blocks or "bias" in arrays or static[10] or static[11] or not (
             len(q) == len(k) == len(v) == 4 and q[1] <= FEW_ROWS and 0 < k[1] == v[1] < 1 << 30):
         return 0
     for name, wanted in (("intervals", k[1]), ("bits", (k[1] + 7) // 8)):
-        if name in arrays and _shape(arrays[name])[_KEYS_AXIS[name]:_KEYS_AXIS[name] + 1] != (wanted,):
+        if name in arrays and shape_of(arrays[name])[_KEYS_AXIS[name]:_KEYS_AXIS[name] + 1] != (wanted,):
             return 0
     return most_keys(k[1])
 
 
-def _shape(seen: Any) -> Tuple[int, ...]:
+def shape_of(seen: Any) -> Tuple[int, ...]:
     return seen.layout.shape if type(seen) is View else tuple(seen.shape)
 
 
