@@ -14,7 +14,8 @@ from ._kv import append_kvcache, attention_with_kvcache
 from ._merging import merge_states
 from ._pool import Level, PageCopies, Pool, Sequence
 from ._quant import Quantized, correct_lse, quantize
-from ._run import Blocks, Plan, clear_plans
+from ._problem import Blocks, Plan
+from ._run import clear_plans
 
 __version__ = version()
 __all__ = ["attention", "attention_varlen", "attention_backward", "attention_with_kvcache",

@@ -6,9 +6,10 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _options, _run, _tensor, masks
+from . import _c, _options, _problem, _run, _tensor, masks
 from ._api import Window, _longest, _no_grad, _pack
-from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, shape_of, strides_of
+from ._problem import Handle, address_of, as_table, same_device, shape_is, shape_of, strides_of
+from ._run import layouts
 from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature, writable
 
 _CACHE = """
@@ -157,7 +158,7 @@ def attention_with_kvcache(
     causal, window, chunk, prefix, mask = _masks(mask, bits, causal, window, chunk, prefix)
     static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
               strategy)
-    _options.check_all(_run.Static._fields, static)
+    _options.check_all(_problem.Static._fields, static)
     more = More(_options.check("max_len_kv", max_len_kv), _options.check("bits_keys", bits_keys),
                 _options.check("visible_share", visible_share))
     tables = {name: value for name, value in (
@@ -261,7 +262,7 @@ def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: A
 def most_keys(width: int, size: int, limit: Optional[int]) -> int:
     """Keys of `width` pages, or fewer, where there is a limit."""
     room = min(width * size, (1 << 31) - 65)  # lengths are int32
-    return room if limit is None else min(_run._integer("max_len_kv", limit), room)
+    return room if limit is None else min(_options.integer("max_len_kv", limit), room)
 
 
 class Scales(NamedTuple):
@@ -331,7 +332,7 @@ class _Call:
         if layout(self.tensors[name[0] + "_cache"], name[0] + "_cache").dtype not in _c.BYTE_DTYPES:
             raise _c.InvalidError(f"{name} is given for a cache of {cache.dtype}; caches of float8_e4m3fn and int8 "
                                   "have scales")
-        _run.typed(name, at, "float32")
+        _problem.typed(name, at, "float32")
         same_device(name, at.device, cache.device, "k_cache")
         if len(at.shape) == 3 or self.found:
             shape_is(name, at.shape, cache.shape[:-1])
@@ -371,7 +372,7 @@ class _Call:
             other = "k_cache"
             if of_bytes and name in ("q", "k", "v") and (name == "v" or tensor.dtype not in _c.BYTE_DTYPES):
                 other = "k" if name == "v" else "q" if "q" in at else name
-            _run.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
+            _problem.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
         if at["k_cache"].shape[:-1] != at["v_cache"].shape[:-1]:
             raise _c.InvalidError(f"k_cache has shape {at['k_cache'].shape} and v_cache {at['v_cache'].shape}: all but "
                                   "their last dimensions must be equal")
@@ -385,7 +386,7 @@ class _Call:
         library, device = _library(self.like, self.device), self.device
         place = {"device": self.like.device} if device is not None and is_torch(self.like) else {}
         if isinstance(seqlens, numbers.Integral):
-            number = _run._integer("cache_seqlens", seqlens, 31)
+            number = _options.integer("cache_seqlens", seqlens, 31)
             lens = library.full((self.batch,), number, dtype=library.int32, **place)
         else:
             seen = as_table(seqlens, "cache_seqlens", "int32", device, self.handle)
@@ -527,7 +528,7 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
 
 def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     of = layout(call.tensors["q"], "q").dtype
-    arrays = {name: as_table(value, name, _run.table_dtype(name, of), call.device, call.handle)
+    arrays = {name: as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
               for name, value in tables.items()}
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
     key = ("with_kvcache", static, more, max_len_q, *call.key(),
@@ -544,7 +545,7 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     for name, array in {**arrays, **call.scales}.items():
         setattr(args, name, address_of(array, name))
     results: List[Any] = []
-    for name, dtype in (("o", prepared.out), ("lse", _run.table_dtype("sink", of)))[:1 + return_lse]:
+    for name, dtype in (("o", prepared.out), ("lse", _problem.table_dtype("sink", of)))[:1 + return_lse]:
         if name in outputs:
             made, seen = out, outputs[name]
         else:
@@ -567,7 +568,7 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
 # ---- plans -----------------------------------------------------------------------------------------
 
 
-class _Problem(_run.Problem):
+class _Problem(_problem.Problem):
     """Attention of q to the pages of a cache."""
 
     labels = {"k": "k_cache", "v": "v_cache"}
@@ -593,19 +594,19 @@ class _Problem(_run.Problem):
             desc.len_q = q.shape[1]
         else:
             desc.flags |= _c.VARLEN
-            desc.len_q, desc.total_q = _run._integer("max_len_q", self.varlen), q.shape[0]
+            desc.len_q, desc.total_q = _options.integer("max_len_q", self.varlen), q.shape[0]
 
     def _options(self):
         super()._options()
         desc, more = self.desc, self.more
         if more.bits_keys is not None:
-            desc.bits_keys = _run._integer("bits_keys", more.bits_keys)
+            desc.bits_keys = _options.integer("bits_keys", more.bits_keys)
             if "bits" not in self.arrays:
                 raise _c.InvalidError(f"bits_keys is {desc.bits_keys}, without mask or bits")
             if desc.bits_keys < 1:
                 raise _c.InvalidError(f"bits_keys is {desc.bits_keys}; it takes 1 or more, or None for all keys")
         if more.visible_share is not None:
-            desc.visible_share = _run._number("visible_share", more.visible_share)
+            desc.visible_share = _options.number("visible_share", more.visible_share)
             if not desc.visible_share > 0:
                 raise _c.InvalidError(f"visible_share is {more.visible_share}; it takes numbers above 0 and up to 1")
 
@@ -622,7 +623,7 @@ class _Problem(_run.Problem):
 def _plans(call: _Call, static, more, arrays, max_len_q, outputs) -> Prepared:
     at = call.layouts()
     q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
-    problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _run.Static(*static),
+    problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _problem.Static(*static),
                        layouts(arrays), max_len_q, None, layouts(outputs), keys=call.keys(more), more=more,
                        scales={name: call.scale_strides(name) for name in call.scales})
     attention = problem.prepare()
@@ -649,7 +650,7 @@ def _append_plan(call: _Call) -> Prepared:
         device=_c.CPU if k.device is None else _c.CUDA, pages=pages, page_size=size, heads_kv=heads, dim_qk=dim,
         dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
         batch=call.batch, table_width=shape_of(call.tables["page_table"])[1],
-        threads=_run._integer("threads", call.threads, 31))
+        threads=_options.integer("threads", call.threads, 31))
     for name, cache in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
         getattr(desc, name + "_stride")[:] = strides_of(at[cache], cache)
     for name, tensor in (("k", k), ("v", v)):

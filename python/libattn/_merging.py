@@ -4,9 +4,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Sequence, Tuple
 
-from . import _c, _options, _run, _tensor
+from . import _c, _options, _problem, _run, _tensor
 from ._api import _no_grad
-from ._run import Handle, address_of, same_device, shape_is, shape_of, strides_of
+from ._problem import Handle, address_of, same_device, shape_is, shape_of, strides_of
 from ._tensor import Layout, empty, layout, see, signature, writable
 
 
@@ -85,7 +85,7 @@ def _merge_plan(parts, lses, outputs, out_f32, threads) -> Tuple[Handle, str]:
         raise _c.InvalidError(f"o[0] is {first.dtype}; it takes float32, float16 or bfloat16")
     for i, part in enumerate(all_o):
         shape_is(f"o[{i}]", part.shape, first.shape)
-        _run.typed(f"o[{i}]", part, first.dtype)
+        _problem.typed(f"o[{i}]", part, first.dtype)
         same_device(f"o[{i}]", part.device, first.device, "o[0]")
         if _steps(part) != _steps(first):
             raise _c.InvalidError(f"o[{i}] has strides {part.strides} and o[0] {first.strides}: all parts take the "
@@ -95,20 +95,20 @@ def _merge_plan(parts, lses, outputs, out_f32, threads) -> Tuple[Handle, str]:
         checked.append(("out_lse", layout(outputs["out_lse"], "out_lse")))
     for name, part in checked:
         shape_is(name, part.shape, (*batch, heads, rows))
-        _run.typed(name, part, "float32")
+        _problem.typed(name, part, "float32")
         same_device(name, part.device, first.device, "o[0]")
-        if not _run.is_packed(part):
+        if not _problem.is_packed(part):
             raise _c.InvalidError(f"{name} has strides {part.strides}; it takes a packed tensor")
     dtype = "float32" if out_f32 else first.dtype
     desc = _c.MergeDesc(
         dtype=_c.DTYPES[first.dtype], out_dtype=_c.DTYPES[dtype], device=_c.CPU if first.device is None else _c.CUDA,
         parts=len(parts), batch=batch[0] if batch else 1, rows=rows, heads=heads, dim=dim,
-        threads=_run._integer("threads", threads, 31))
+        threads=_options.integer("threads", threads, 31))
     desc.part_stride[:] = strides_of(first, "o[0]")
     if "out" in outputs:
         is_at = layout(outputs["out"], "out")
         shape_is("out", is_at.shape, first.shape)
-        _run.typed("out", is_at, dtype)
+        _problem.typed("out", is_at, dtype)
         same_device("out", is_at.device, first.device, "o[0]")
         desc.o_stride[:] = strides_of(is_at, "out")
     return Handle(desc, _c.merge_plan_create, _c.merge_plan_destroy), dtype
