@@ -435,41 +435,41 @@ static void count_all(visitor v[VISITORS], counted c[VISITORS])
     }
 }
 
+/* All visit; the exchange of rank 3 fails, or hangs, in the middle of its run. */
+static void visit_with_one_lost(visitor v[VISITORS], double time_out, int fails_at, int hangs_at)
+{
+    attn_thread_group *group;
+    counted c[VISITORS];
+    begin(&group, v, time_out);
+    count_all(v, c);
+    c[3].fails_at = fails_at, c[3].hangs_at = hangs_at;
+    visit_all(v);
+    attn_thread_group_destroy(group);
+}
+
 /* A rank that gives up in the middle of a run ends the others' calls long before the time-out. */
 static void a_rank_that_gives_up_ends_the_others(void **state)
 {
     (void)state;
-    attn_thread_group *group;
     visitor v[VISITORS];
-    counted c[VISITORS];
-    begin(&group, v, 600);
-    count_all(v, c);
-    c[3].fails_at = 2;
     double before = now();
-    visit_all(v);
+    visit_with_one_lost(v, 600, 2, 0);
     assert_true(now() - before < 300);
     for (int r = 0; r < VISITORS; r++)
         /* the others wait for a part, or have not been told yet that all have begun */
         expect_message(&v[r], ATTN_RANK_FAILED, r == 3 ? "the engine's exchange failed with 77" : "the engine's ");
-    attn_thread_group_destroy(group);
 }
 
 /* One that stops in the middle of a run ends the others' calls after the time-out, before it goes on. */
 static void a_rank_that_hangs_ends_the_others(void **state)
 {
     (void)state;
-    attn_thread_group *group;
     visitor v[VISITORS];
-    counted c[VISITORS];
-    begin(&group, v, 0.3);
-    count_all(v, c);
-    c[3].hangs_at = 2;
-    visit_all(v);
+    visit_with_one_lost(v, 0.3, 0, 2);
     for (int r = 0; r < VISITORS; r++) {
         expect_message(&v[r], ATTN_RANK_FAILED, "the engine's ");
         if (r != 3) assert_true(v[r].ended < v[3].ended);
     }
-    attn_thread_group_destroy(group);
 }
 
 /* What no row of the receiver sees is not sent: what plans predict is what engines carry. */

@@ -10,10 +10,12 @@ libattn.Error is the base of what they raise.
 from ._api import (Gradients, attention, attention_backward, attention_varlen, machine_use, plan, version)
 from ._c import DeviceError, Error, InvalidError, NoMemoryError, PoolFullError, RankFailedError, UnsupportedError
 from ._cascade import Cascade, attention_cascade, plan_cascade
-from ._kv import append_kvcache, attention_with_kvcache, merge_states
+from ._kv import append_kvcache, attention_with_kvcache
+from ._merging import merge_states
 from ._pool import Level, PageCopies, Pool, Sequence
 from ._quant import Quantized, correct_lse, quantize
-from ._run import Blocks, Plan, clear_plans
+from ._problem import Blocks, Plan
+from ._run import clear_plans
 
 __version__ = version()
 __all__ = ["attention", "attention_varlen", "attention_backward", "attention_with_kvcache",

@@ -6,8 +6,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _options, _run, _tensor, masks
-from ._run import Blocks, Plan
+from . import _c, _options, _problem, _run, _tensor, masks
+from ._problem import Blocks, Plan
 
 _WANT = (("o",), ("o", "lse"))
 Window = Optional[Tuple[Optional[int], Optional[int]]]
@@ -156,8 +156,8 @@ def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], interv
 
 
 def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
-    return None if blocks is None else (_run._integer("blocks.rows", blocks.rows),
-                                        _run._integer("blocks.keys", blocks.keys))
+    return None if blocks is None else (_options.integer("blocks.rows", blocks.rows),
+                                        _options.integer("blocks.keys", blocks.keys))
 
 
 def attention(
@@ -257,7 +257,7 @@ def _longest(table: Any, name: str) -> int:
     if _tensor.device_of(seen) is not None:
         raise _c.InvalidError(f"max_{name[3:].replace('lens', 'len')} is needed where {name} is on a GPU: finding it "
                               "would wait for the GPU")
-    starts = _tensor.host(_run.as_table(table, name, "int32", None))
+    starts = _tensor.host(_problem.as_table(table, name, "int32", None))
     if starts.ndim != 1 or starts.size < 1:
         raise _c.InvalidError(f"{name} has shape {starts.shape}; it takes (batch + 1)")
     return int(np.diff(starts.astype(np.int64)).max(initial=0))
@@ -272,8 +272,8 @@ def _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, 
             if given is not None:
                 raise _c.InvalidError(f"{name} is given without cu_lens_q and cu_lens_kv")
         return {}, None
-    longest = (_longest(cu_lens_q, "cu_lens_q") if max_len_q is None else _run._integer("max_len_q", max_len_q),
-               _longest(cu_lens_kv, "cu_lens_kv") if max_len_kv is None else _run._integer("max_len_kv", max_len_kv))
+    longest = (_longest(cu_lens_q, "cu_lens_q") if max_len_q is None else _options.integer("max_len_q", max_len_q),
+               _longest(cu_lens_kv, "cu_lens_kv") if max_len_kv is None else _options.integer("max_len_kv", max_len_kv))
     return {"cu_lens_q": cu_lens_q, "cu_lens_kv": cu_lens_kv}, longest
 
 
@@ -355,7 +355,7 @@ def plan(
     layouts, inputs = {}, {}
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (tuple, list)):
-            shape = tuple(_run._integer(f"{name}'s shape", n) for n in tensor)
+            shape = tuple(_options.integer(f"{name}'s shape", n) for n in tensor)
             layouts[name] = _tensor.Layout(dtype, shape, _tensor.packed(shape), _device_index(device), False)
         else:
             inputs[name] = _tensor.see(tensor, name)
@@ -374,10 +374,10 @@ def plan(
                           blocks, alibi, bias, sink))
     arrays = {}
     for name, value in tables.items():
-        kind = _run.table_dtype(name, layouts["q"].dtype)
-        inputs[name] = _run.see_bias(value, name) if name == "bias" else _run.as_table(value, name, kind, on)
+        kind = _problem.table_dtype(name, layouts["q"].dtype)
+        inputs[name] = _problem.see_bias(value, name) if name == "bias" else _problem.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(inputs[name], name)
-    static = _run.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
+    static = _problem.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
                          threads, isa, kernel, strategy)
     _options.check_all(static._fields, static)
     if on is not None:
@@ -385,9 +385,9 @@ def plan(
 
         _gpu.find_nvrtc()
     direction = _c.BACKWARD if _options.flag("backward", backward) else _c.FORWARD
-    problem = _run.Problem(direction, layouts, static, arrays, longest, _size(blocks), {})
+    problem = _problem.Problem(direction, layouts, static, arrays, longest, _size(blocks), {})
     if on is not None:
-        places = {name: _run.address_of(seen, name) for name, seen in inputs.items()}
+        places = {name: _problem.address_of(seen, name) for name, seen in inputs.items()}
         read = _run.read_at(places, layouts["q"].dtype, arrays["bias"].dtype if "bias" in arrays else None)
         problem.desc.alignment = _run.alignment_of([alignment or 16, *read])
     return problem.prepare().plan

@@ -4,9 +4,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import _c, _options, _kv, _run, _tensor
+from . import _c, _kv, _options, _problem, _run, _tensor
 from ._api import _longest, _no_grad
-from ._run import Handle, address_of, as_table, layouts, shape_is
+from ._problem import Handle, address_of, as_table, shape_is
+from ._run import layouts
 from ._tensor import empty, layout, see, signature, writable
 
 _ARGUMENTS = """
@@ -46,7 +47,7 @@ class Cascade(Handle):
 
     def explain(self) -> str:
         """The plan in words: each level's plan, the merge, the time predicted, and what levels must save to pay."""
-        return _run.described(_c.cascade_plan_describe, self._handle)
+        return _problem.described(_c.cascade_plan_describe, self._handle)
 
     @property
     def info(self) -> Dict[str, Any]:
@@ -58,7 +59,7 @@ class Cascade(Handle):
                               call attention_with_kvcache over all keys. -1: not known, 2^63 - 1: they never pay
             workspace_bytes   bytes of workspace
         """
-        return _run.info_of(_c.CascadeInfo, _c.cascade_plan_get_info, self._handle)
+        return _problem.info_of(_c.CascadeInfo, _c.cascade_plan_get_info, self._handle)
 
     def __repr__(self) -> str:
         info = self.info
@@ -88,7 +89,7 @@ def _see(q, k_cache, v_cache, levels, sink, out, device, handle) -> _Call:
     tables = [{name: as_table(value, f"levels[{i}].{name}", "int32", device, handle)
                for name, value in zip(_TABLES, level)} for i, level in enumerate(levels)]
     of = layout(tensors["q"], "q").dtype
-    sinks = {} if sink is None else {"sink": as_table(sink, "sink", _run.table_dtype("sink", of), device, handle)}
+    sinks = {} if sink is None else {"sink": as_table(sink, "sink", _problem.table_dtype("sink", of), device, handle)}
     return _Call(tensors, tables, sinks, {} if out is None else {"o": writable(out, "out", handle)})
 
 
@@ -97,17 +98,17 @@ def _prepared(call: _Call, static, max_len_q, max_len_kv, context) -> Prepared:
     key = ("cascade", static, max_len_q, most, context, *map(signature, call.tensors.values()),
            *[signature(table) for level in call.tables for table in level.values()],
            *map(signature, call.sink.values()), "out", *map(signature, call.outputs.values()))
-    return _run.kept(key, context, lambda: _make(call, _run.Static(*static), max_len_q, most))
+    return _run.kept(key, context, lambda: _make(call, _problem.Static(*static), max_len_q, most))
 
 
 def _make(call: _Call, static, max_len_q, most) -> Prepared:
     tensors, tables = layouts(call.tensors), [layouts(level) for level in call.tables]
     for name in ("k", "v"):
-        _run.check_tensor(name + "_cache", tensors[name], tensors["q"], "(pages, slots, heads, dim)")
+        _problem.check_tensor(name + "_cache", tensors[name], tensors["q"], "(pages, slots, heads, dim)")
     if tensors["k"].shape[:-1] != tensors["v"].shape[:-1]:
         raise _c.InvalidError(f"k_cache has shape {tensors['k'].shape} and v_cache {tensors['v'].shape}: all but their "
                               "last dimensions must be equal")
-    _run.check_tensor("q", tensors["q"], tensors["q"], "(total, heads, dim)")
+    _problem.check_tensor("q", tensors["q"], tensors["q"], "(total, heads, dim)")
     if most is not None and len(most) != len(tables):
         raise _c.InvalidError(f"max_len_kv has {len(most)} numbers; it takes one for each of the {len(tables)} levels")
     sizes = []
@@ -139,7 +140,7 @@ def _checked(q, k_cache, v_cache, levels, sink, max_len_q) -> int:
     _options.check("max_len_q", max_len_q)
     if max_len_q is None:
         return _longest(levels[-1][0], "cu_lens_q")
-    return _run._integer("max_len_q", max_len_q)
+    return _options.integer("max_len_q", max_len_q)
 
 
 def attention_cascade(
@@ -156,7 +157,7 @@ def attention_cascade(
     return_lse = _options.flag("return_lse", return_lse)
     max_len_q = _checked(q, k_cache, v_cache, levels, sink, max_len_q)
     static = (causal, None, None, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
-    _options.check_all(_run.Static._fields, static)
+    _options.check_all(_problem.Static._fields, static)
     handle = None if stream is None else _tensor.stream_handle(stream)
     used = [q, k_cache, v_cache, sink, out, fault, *[table for level in levels for table in level[:3]]]
 
@@ -209,7 +210,7 @@ def plan_cascade(
 """
     max_len_q = _checked(q, k_cache, v_cache, levels, sink, max_len_q)
     static = (causal, None, None, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel, strategy)
-    _options.check_all(_run.Static._fields, static)
+    _options.check_all(_problem.Static._fields, static)
     return _run.placed(see(q, "q"), q, None, [], lambda device, context, handle: _prepared(
         _see(q, k_cache, v_cache, levels, sink, None, device, handle), static, max_len_q, max_len_kv, context).plan)
 

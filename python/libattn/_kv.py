@@ -1,134 +1,16 @@
-"""KV caches: merge_states, append_kvcache and attention_with_kvcache."""
+"""KV caches: append_kvcache and attention_with_kvcache."""
 from __future__ import annotations
 
-import ctypes
 import numbers
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _options, _run, _tensor, masks
+from . import _c, _options, _problem, _run, _tensor, masks
 from ._api import Window, _longest, _no_grad, _pack
-from ._run import Handle, address_of, as_table, layouts, same_device, shape_is, strides_of
+from ._problem import Handle, address_of, as_table, same_device, shape_is, shape_of, strides_of
+from ._run import layouts
 from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature, writable
-
-# ---- merging ---------------------------------------------------------------------------------------
-
-
-def merge_states(
-    o: Sequence[Any], lse: Sequence[Any], *, out: Any = None, out_lse: Any = None, out_f32: bool = False,
-    threads: int = 0, stream: Any = None,
-) -> Tuple[Any, Any]:
-    """Attention to keys in parts, merged: what attention to all keys at once would give.
-
-        m = max lse_i    w_i = exp(lse_i - m)    o = sum w_i o_i / sum w_i    lse = m + ln sum w_i
-
-        o        a list of 1 to 64 parts' results, each (batch, rows, heads, dim) or packed (rows, heads, dim), float32,
-                 float16 or bfloat16, all of the same shape, dtype and strides
-        lse      a list of as many logarithms of sums of exponentials, natural ones, each (batch, heads, rows) or packed
-                 (heads, rows), float32, without gaps: as attention(return_lse=True) gives them
-        out      the array that o is written into: a new one if None; one of the parts will do
-        out_lse  likewise for lse
-        out_f32  the new o is float32 whatever the parts are
-        threads  0: one for each processor the caller may use (CPU)
-        stream   as attention takes it
-
-    Each key belongs to one part, and so does a sink. A part with an lse of -inf is empty; where all are, o is 0.
-    Returns (o, lse), of the parts' library.
-
-    Raises as attention does. Source: arXiv 1805.02867.
-
-        >>> o, lse = libattn.merge_states([o_prefix, o_own], [lse_prefix, lse_own])
-    """
-    check_parts(o, lse)
-    _options.check("threads", threads)
-    _no_grad(**{f"o[{i}]": part for i, part in enumerate(o)}, **{f"lse[{i}]": part for i, part in enumerate(lse)})
-    handle = None if stream is None else _tensor.stream_handle(stream)
-    parts = [see(part, f"o[{i}]", handle) for i, part in enumerate(o)]
-    lses = [see(part, f"lse[{i}]", handle) for i, part in enumerate(lse)]
-    return _run.placed(parts[0], o[0], handle, [*o, *lse, out, out_lse], lambda device, context, current: _merge(
-        device, context, current, parts, lses, out, out_lse, _options.flag("out_f32", out_f32), threads))
-
-
-def check_parts(o: Any, lse: Any) -> None:
-    """Raises unless both are lists, of equally many."""
-    for name, parts in (("o", o), ("lse", lse)):
-        if not isinstance(parts, (list, tuple)):
-            raise TypeError(f"{name} is {type(parts).__name__}; it takes a list of the parts' arrays")
-    if len(o) != len(lse) or not o:
-        raise _c.InvalidError(f"o has {len(o)} parts and lse {len(lse)}: they take the same number, at least one")
-
-
-def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads):
-    outputs = {name: writable(tensor, name, handle) for name, tensor in (("out", out), ("out_lse", out_lse))
-               if tensor is not None}
-    key = ("merge", out_f32, threads, context, *map(signature, parts), *map(signature, lses),
-           *[(name, signature(tensor)) for name, tensor in outputs.items()])
-    plan, dtype = _run.kept(key, context, lambda: _merge_plan(parts, lses, outputs, out_f32, threads))
-    results = []
-    for name, given, like, kind in (("out", out, parts[0], dtype), ("out_lse", out_lse, lses[0], "float32")):
-        seen = outputs.get(name)
-        if seen is None:
-            given, seen = empty(parts[0], _shape(like), kind, name, False)
-        results.append((given, address_of(seen)))
-    addresses = ctypes.c_void_p * len(parts)
-    part_o, part_lse = addresses(*map(address_of, parts)), addresses(*map(address_of, lses))
-    args = _c.MergeArgs(ctypes.addressof(part_o), ctypes.addressof(part_lse), results[0][1], results[1][1])
-    _c.check(_c.merge_run(plan._handle, args, _c.MERGE_ARGS_SIZE, handle))
-    return results[0][0], results[1][0]
-
-
-def _merge_plan(parts, lses, outputs, out_f32, threads) -> Tuple[Handle, str]:
-    """(plan, dtype of o)."""
-    all_o, all_lse = ([layout(part, f"{name}[{i}]") for i, part in enumerate(listed)]
-                      for name, listed in (("o", parts), ("lse", lses)))
-    first = all_o[0]
-    if len(first.shape) not in (3, 4):
-        raise _c.InvalidError(f"o[0] has shape {first.shape}; it takes (batch, rows, heads, dim) or (rows, heads, dim)")
-    batch, (rows, heads, dim) = first.shape[:-3], first.shape[-3:]
-    if first.dtype not in _c.DTYPES:
-        raise _c.InvalidError(f"o[0] is {first.dtype}; it takes float32, float16 or bfloat16")
-    for i, part in enumerate(all_o):
-        shape_is(f"o[{i}]", part.shape, first.shape)
-        _run.typed(f"o[{i}]", part, first.dtype)
-        same_device(f"o[{i}]", part.device, first.device, "o[0]")
-        if _steps(part) != _steps(first):
-            raise _c.InvalidError(f"o[{i}] has strides {part.strides} and o[0] {first.strides}: all parts take the "
-                                  "same")
-    checked = [(f"lse[{i}]", part) for i, part in enumerate(all_lse)]
-    if "out_lse" in outputs:
-        checked.append(("out_lse", layout(outputs["out_lse"], "out_lse")))
-    for name, part in checked:
-        shape_is(name, part.shape, (*batch, heads, rows))
-        _run.typed(name, part, "float32")
-        same_device(name, part.device, first.device, "o[0]")
-        if not _run.is_packed(part):
-            raise _c.InvalidError(f"{name} has strides {part.strides}; it takes a packed tensor")
-    dtype = "float32" if out_f32 else first.dtype
-    desc = _c.MergeDesc(
-        dtype=_c.DTYPES[first.dtype], out_dtype=_c.DTYPES[dtype], device=_c.CPU if first.device is None else _c.CUDA,
-        parts=len(parts), batch=batch[0] if batch else 1, rows=rows, heads=heads, dim=dim,
-        threads=_run._integer("threads", threads, 31))
-    desc.part_stride[:] = strides_of(first, "o[0]")
-    if "out" in outputs:
-        is_at = layout(outputs["out"], "out")
-        shape_is("out", is_at.shape, first.shape)
-        _run.typed("out", is_at, dtype)
-        same_device("out", is_at.device, first.device, "o[0]")
-        desc.o_stride[:] = strides_of(is_at, "out")
-    return Handle(desc, _c.merge_plan_create, _c.merge_plan_destroy), dtype
-
-
-def _shape(seen: Any) -> Tuple[int, ...]:
-    return seen.layout.shape if type(seen) is View else tuple(seen.shape)
-
-
-def _steps(tensor: Layout) -> Tuple[int, ...]:
-    """Strides, but for those of single elements, or of none, which mean nothing."""
-    return () if 0 in tensor.shape else tuple(step if n > 1 else 0 for n, step in zip(tensor.shape, tensor.strides))
-
-
-# ---- caches ----------------------------------------------------------------------------------------
 
 _CACHE = """
         k_cache        the keys' cache: pages in any order, (pages, page_size, heads_kv, dim), with page_table; without,
@@ -276,7 +158,7 @@ def attention_with_kvcache(
     causal, window, chunk, prefix, mask = _masks(mask, bits, causal, window, chunk, prefix)
     static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
               strategy)
-    _options.check_all(_run.Static._fields, static)
+    _options.check_all(_problem.Static._fields, static)
     more = More(_options.check("max_len_kv", max_len_kv), _options.check("bits_keys", bits_keys),
                 _options.check("visible_share", visible_share))
     tables = {name: value for name, value in (
@@ -380,7 +262,7 @@ def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: A
 def most_keys(width: int, size: int, limit: Optional[int]) -> int:
     """Keys of `width` pages, or fewer, where there is a limit."""
     room = min(width * size, (1 << 31) - 65)  # lengths are int32
-    return room if limit is None else min(_run._integer("max_len_kv", limit), room)
+    return room if limit is None else min(_options.integer("max_len_kv", limit), room)
 
 
 class Scales(NamedTuple):
@@ -440,7 +322,7 @@ class _Call:
             raise _c.InvalidError(f"{name} is None: with token_scales it is an array of slots, which is written")
         if self.found:
             return writable(value, name, self.handle)
-        if _tensor.is_tensor(value) and len(_shape(see(value, name, self.handle))) == 3:
+        if _tensor.is_tensor(value) and len(shape_of(see(value, name, self.handle))) == 3:
             return see(value, name, self.handle)  # where it lies: there is one for each slot
         return as_table(value, name, "float32", self.device, self.handle)
 
@@ -450,7 +332,7 @@ class _Call:
         if layout(self.tensors[name[0] + "_cache"], name[0] + "_cache").dtype not in _c.BYTE_DTYPES:
             raise _c.InvalidError(f"{name} is given for a cache of {cache.dtype}; caches of float8_e4m3fn and int8 "
                                   "have scales")
-        _run.typed(name, at, "float32")
+        _problem.typed(name, at, "float32")
         same_device(name, at.device, cache.device, "k_cache")
         if len(at.shape) == 3 or self.found:
             shape_is(name, at.shape, cache.shape[:-1])
@@ -468,13 +350,13 @@ class _Call:
         packed_by = self.tables.get("cu_lens")
         wanted = "(batch, rows, heads, dim)" if packed_by is None else "(total rows, heads, dim)"
         for name in ("q", "k", "v"):
-            if name in self.tensors and len(_shape(self.tensors[name])) != wanted.count(",") + 1:
-                raise _c.InvalidError(f"{name} has shape {_shape(self.tensors[name])}; it takes {wanted}")
+            if name in self.tensors and len(shape_of(self.tensors[name])) != wanted.count(",") + 1:
+                raise _c.InvalidError(f"{name} has shape {shape_of(self.tensors[name])}; it takes {wanted}")
         if packed_by is None:
-            self.batch = _shape(self.like)[0]
-            self.new = _shape(self.tensors["k"])[1] if "k" in self.tensors else 0
+            self.batch = shape_of(self.like)[0]
+            self.new = shape_of(self.tensors["k"])[1] if "k" in self.tensors else 0
             return
-        shape = _shape(packed_by)
+        shape = shape_of(packed_by)
         if len(shape) != 1 or shape[0] < 1:
             raise _c.InvalidError(f"{cu_name} has shape {shape}; it takes (batch + 1)")
         self.batch = shape[0] - 1
@@ -490,11 +372,11 @@ class _Call:
             other = "k_cache"
             if of_bytes and name in ("q", "k", "v") and (name == "v" or tensor.dtype not in _c.BYTE_DTYPES):
                 other = "k" if name == "v" else "q" if "q" in at else name
-            _run.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
+            _problem.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
         if at["k_cache"].shape[:-1] != at["v_cache"].shape[:-1]:
             raise _c.InvalidError(f"k_cache has shape {at['k_cache'].shape} and v_cache {at['v_cache'].shape}: all but "
                                   "their last dimensions must be equal")
-        shape = _shape(self.tables["page_table"])
+        shape = shape_of(self.tables["page_table"])
         if len(shape) != 2 or shape[0] != self.batch:
             raise _c.InvalidError(f"page_table has shape {shape}; it takes ({self.batch}, width)")
         return at
@@ -504,11 +386,11 @@ class _Call:
         library, device = _library(self.like, self.device), self.device
         place = {"device": self.like.device} if device is not None and is_torch(self.like) else {}
         if isinstance(seqlens, numbers.Integral):
-            number = _run._integer("cache_seqlens", seqlens, 31)
+            number = _options.integer("cache_seqlens", seqlens, 31)
             lens = library.full((self.batch,), number, dtype=library.int32, **place)
         else:
             seen = as_table(seqlens, "cache_seqlens", "int32", device, self.handle)
-            shape_is("cache_seqlens", _shape(seen), (self.batch,))
+            shape_is("cache_seqlens", shape_of(seen), (self.batch,))
             lens = self._array(seen)
         self.before = lens
         if "k" in self.tensors:
@@ -520,7 +402,7 @@ class _Call:
                 self.tables["cu_lens"] = see(self._steps(library, self.batch + 1, self.new, place), "cu_lens")
         self.tables["lens_kv"] = see(lens, "lens_kv")
         if "page_table" not in self.tables:
-            shape = _shape(self.tensors["k_cache"])
+            shape = shape_of(self.tensors["k_cache"])
             if not shape or shape[0] != self.batch:
                 raise _c.InvalidError(f"k_cache has shape {shape}, where the batch is {self.batch}: without page_table "
                                       "it takes (batch, capacity, heads, dim)")
@@ -535,7 +417,7 @@ class _Call:
 
     def keys(self, more: More) -> int:
         """Keys of a sequence, at most."""
-        cache, table = _shape(self.tensors["k_cache"]), _shape(self.tables["page_table"])
+        cache, table = shape_of(self.tensors["k_cache"]), shape_of(self.tables["page_table"])
         if len(cache) < 2 or len(table) != 2:
             self.layouts()  # raises
         return most_keys(table[1], cache[1], more.max_len_kv)
@@ -547,12 +429,12 @@ class _Call:
         if self.device is not None or not str(error).startswith("lens_kv["):
             raise _of_caches(error) from None
         after = _tensor.host(self.tables["lens_kv"]).tolist()
-        slots, width = _shape(self.tensors["k_cache"])[1], _shape(self.tables["page_table"])[1]
+        slots, width = shape_of(self.tensors["k_cache"])[1], shape_of(self.tables["page_table"])[1]
         rooms = [(slots * width, f"slots of {'page_table' if self.paged else 'k_cache'}")]
         if more is not None and more.max_len_kv is not None:
             rooms.append((more.max_len_kv, "keys of max_len_kv"))
         if self.interleaved is not None and "rotary_positions" not in self.tables:
-            rooms.append((_shape(self.tables["rotary_cos"])[0], "positions of rotary_cos"))
+            rooms.append((shape_of(self.tables["rotary_cos"])[0], "positions of rotary_cos"))
         for i, before in enumerate(np.asarray(self.before).tolist()):
             if before < 0:
                 raise _c.InvalidError(f"cache_seqlens[{i}] is {before}; it takes 0 or more") from None
@@ -598,7 +480,7 @@ class _Call:
             self.args.positions = address_of(tables["rotary_positions"], "rotary_positions")
         if "q" not in tensors:
             return None
-        turned, seen = empty(tensors["q"], _shape(tensors["q"]), prepared.dtype, "q turned", False)
+        turned, seen = empty(tensors["q"], shape_of(tensors["q"]), prepared.dtype, "q turned", False)
         self.args.q, self.args.q_out = address_of(tensors["q"], "q"), address_of(seen)
         return turned
 
@@ -646,7 +528,7 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
 
 def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     of = layout(call.tensors["q"], "q").dtype
-    arrays = {name: as_table(value, name, _run.table_dtype(name, of), call.device, call.handle)
+    arrays = {name: as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
               for name, value in tables.items()}
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
     key = ("with_kvcache", static, more, max_len_q, *call.key(),
@@ -663,7 +545,7 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     for name, array in {**arrays, **call.scales}.items():
         setattr(args, name, address_of(array, name))
     results: List[Any] = []
-    for name, dtype in (("o", prepared.out), ("lse", _run.table_dtype("sink", of)))[:1 + return_lse]:
+    for name, dtype in (("o", prepared.out), ("lse", _problem.table_dtype("sink", of)))[:1 + return_lse]:
         if name in outputs:
             made, seen = out, outputs[name]
         else:
@@ -686,7 +568,7 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
 # ---- plans -----------------------------------------------------------------------------------------
 
 
-class _Problem(_run.Problem):
+class _Problem(_problem.Problem):
     """Attention of q to the pages of a cache."""
 
     labels = {"k": "k_cache", "v": "v_cache"}
@@ -712,19 +594,19 @@ class _Problem(_run.Problem):
             desc.len_q = q.shape[1]
         else:
             desc.flags |= _c.VARLEN
-            desc.len_q, desc.total_q = _run._integer("max_len_q", self.varlen), q.shape[0]
+            desc.len_q, desc.total_q = _options.integer("max_len_q", self.varlen), q.shape[0]
 
     def _options(self):
         super()._options()
         desc, more = self.desc, self.more
         if more.bits_keys is not None:
-            desc.bits_keys = _run._integer("bits_keys", more.bits_keys)
+            desc.bits_keys = _options.integer("bits_keys", more.bits_keys)
             if "bits" not in self.arrays:
                 raise _c.InvalidError(f"bits_keys is {desc.bits_keys}, without mask or bits")
             if desc.bits_keys < 1:
                 raise _c.InvalidError(f"bits_keys is {desc.bits_keys}; it takes 1 or more, or None for all keys")
         if more.visible_share is not None:
-            desc.visible_share = _run._number("visible_share", more.visible_share)
+            desc.visible_share = _options.number("visible_share", more.visible_share)
             if not desc.visible_share > 0:
                 raise _c.InvalidError(f"visible_share is {more.visible_share}; it takes numbers above 0 and up to 1")
 
@@ -741,7 +623,7 @@ class _Problem(_run.Problem):
 def _plans(call: _Call, static, more, arrays, max_len_q, outputs) -> Prepared:
     at = call.layouts()
     q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
-    problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _run.Static(*static),
+    problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _problem.Static(*static),
                        layouts(arrays), max_len_q, None, layouts(outputs), keys=call.keys(more), more=more,
                        scales={name: call.scale_strides(name) for name in call.scales})
     attention = problem.prepare()
@@ -767,8 +649,8 @@ def _append_plan(call: _Call) -> Prepared:
         op=_c.KV_APPEND, dtype={**_c.DTYPES, **_c.BYTE_DTYPES}[k.dtype],
         device=_c.CPU if k.device is None else _c.CUDA, pages=pages, page_size=size, heads_kv=heads, dim_qk=dim,
         dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
-        batch=call.batch, table_width=_shape(call.tables["page_table"])[1],
-        threads=_run._integer("threads", call.threads, 31))
+        batch=call.batch, table_width=shape_of(call.tables["page_table"])[1],
+        threads=_options.integer("threads", call.threads, 31))
     for name, cache in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
         getattr(desc, name + "_stride")[:] = strides_of(at[cache], cache)
     for name, tensor in (("k", k), ("v", v)):
@@ -809,7 +691,7 @@ def _quantise(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> bool:
 
 def _turn(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
     """Rotary embedding of k, and of q if it is there."""
-    cos, sin = (_shape(call.tables[name]) for name in ("rotary_cos", "rotary_sin"))
+    cos, sin = (shape_of(call.tables[name]) for name in ("rotary_cos", "rotary_sin"))
     if len(cos) != 2 or cos != sin:
         raise _c.InvalidError(f"rotary_cos has shape {cos} and rotary_sin {sin}; both take (positions, rotary_dim / 2)")
     desc.flags |= _c.KV_ROTARY | _c.KV_INTERLEAVED * call.interleaved
@@ -818,7 +700,7 @@ def _turn(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
         raise _c.InvalidError(f"rotary_cos has shape {cos}; rotary_dim is at least 2")
     if "rotary_positions" in call.tables:
         desc.flags |= _c.KV_POSITIONS
-        shape_is("rotary_positions", _shape(call.tables["rotary_positions"]), at["k"].shape[:-2])
+        shape_is("rotary_positions", shape_of(call.tables["rotary_positions"]), at["k"].shape[:-2])
     if "q" not in at:
         return
     q, k = at["q"], at["k"]

@@ -10,7 +10,7 @@ import functools
 import os
 from typing import Any, List, Optional, Tuple
 
-from . import _c, _run
+from . import _c, _problem
 
 _void, _i32, _i64, _f64, _size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_size_t
 _two = _i64 * 2
@@ -107,7 +107,7 @@ def peer_engine(by: Engine, timeout: float) -> Engine:
     return engine.contents
 
 
-class Plan(_run.Handle):
+class Plan(_problem.Handle):
     """How the ranks compute one problem. Making one with an engine is a call of all ranks."""
 
     def __init__(self, desc: _c.Desc, how: How, engine: Optional[Engine] = None):

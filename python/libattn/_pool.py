@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from . import _c, _options
-from ._run import _converted, _integer
+from ._problem import _converted
 
 
 class Sequence(NamedTuple):
@@ -42,7 +42,7 @@ class PageCopies(_c.Unpicklable):
     _instead = "pass `pairs`, an array, or make another"
 
     def __init__(self, room: int):
-        self._pairs = np.empty((max(_integer("room", room), 0), 2), np.int32)
+        self._pairs = np.empty((max(_options.integer("room", room), 0), 2), np.int32)
         self._struct = _c.PageCopies(pairs=self._pairs.ctypes.data, room=len(self._pairs))
 
     @property
@@ -74,7 +74,7 @@ class Pool(_c.Unpicklable):
 
     def __init__(self, pages: int, page_size: int, sequences: int, width: int, prefix: bool = False):
         prefix = _options.flag("prefix", prefix)
-        fields = {name: _integer(name, value) for name, value in (
+        fields = {name: _options.integer(name, value) for name, value in (
             ("pages", pages), ("page_size", page_size), ("sequences", sequences), ("width", width))}
         desc = _c.PoolDesc(**fields, flags=_c.POOL_PREFIX * prefix)
         if prefix:
@@ -111,7 +111,7 @@ class Pool(_c.Unpicklable):
     def create(self, salt: int = 0) -> Sequence:
         """A new sequence without tokens. salt: 64 bits; sequences find prefixes of their own salt only."""
         made = _c.Seq()
-        self._call(_c.seq_create, _integer("salt", salt, 64, 0), ctypes.byref(made))
+        self._call(_c.seq_create, _options.integer("salt", salt, 64, 0), ctypes.byref(made))
         return self._made(made)
 
     def match(self, seq: Sequence, tokens: Any) -> int:
@@ -135,7 +135,7 @@ class Pool(_c.Unpicklable):
         if (tokens is None) == (count is None):
             raise _c.InvalidError("append takes either tokens or count")
         array = None if tokens is None else _tokens(tokens)
-        number = _integer("count", count) if array is None else len(array)
+        number = _options.integer("count", count) if array is None else len(array)
         if self.prefix != (count is None):
             wanted = "tokens" if self.prefix else "count"
             raise _c.InvalidError(f"the pool has prefix={self.prefix}: append takes {wanted}")
@@ -148,12 +148,12 @@ class Pool(_c.Unpicklable):
 
     def truncate(self, seq: Sequence, length: int) -> None:
         """Takes back all but the first `length` tokens: rejected drafts."""
-        self._call(_c.seq_truncate, self._seq(seq), _integer("length", length))
+        self._call(_c.seq_truncate, self._seq(seq), _options.integer("length", length))
 
     def drop(self, seq: Sequence, tokens: int) -> None:
         """Gives back the pages all of whose tokens are among the first `tokens`: a window left them behind. In tables
         their ids are -1; the length stays."""
-        self._call(_c.seq_drop, self._seq(seq), _integer("tokens", tokens))
+        self._call(_c.seq_drop, self._seq(seq), _options.integer("tokens", tokens))
 
     def move(self, seq: Sequence, to: "Pool", copies: PageCopies) -> Sequence:
         """Moves the sequence to another pool of the same page size: a new sequence there, a pair in copies for each
@@ -182,7 +182,7 @@ class Pool(_c.Unpicklable):
         """(page tables, lengths) of sequences: (count, width) int32, unused ids -1, and (count) int32. None is a row
         that pads the batch: length 0. width: None: the pool's."""
         listed = [_c.Seq() if seq is None else self._seq(seq) for seq in seqs]
-        width = self.width if width is None else _integer("width", width)
+        width = self.width if width is None else _options.integer("width", width)
         if width < 0:
             raise _c.InvalidError(f"width is {width}; it takes 0 or more")
         handles = (_c.Seq * len(listed))(*listed)
@@ -206,20 +206,20 @@ class Pool(_c.Unpicklable):
         """
         listed = [_c.Seq() if seq is None else self._seq(seq) for seq in seqs]
         rows = _converted(np.asarray(cu_lens_q), "cu_lens_q", "int32")
-        count, shared = len(listed), _integer("shared", shared, 32)
+        count, shared = len(listed), _options.integer("shared", shared, 32)
         if rows.shape != (count + 1,):
             raise _c.InvalidError(f"cu_lens_q has shape {rows.shape}; it takes ({count + 1},)")
         if not 1 <= shared <= 8:
             raise _c.InvalidError(f"shared is {shared}; it takes 1 to 8")
-        width = self.width if width is None else _integer("width", width)
+        width = self.width if width is None else _options.integer("width", width)
         if width < 0:
             raise _c.InvalidError(f"width is {width}; it takes 0 or more")
         made = [(np.empty(count + 1, np.int32), np.empty(count, np.int32), np.empty((count, width), np.int32))
                 for _ in range(shared + 1)]
         levels = (_c.PoolLevel * len(made))(*[_c.PoolLevel(*(x.ctypes.data for x in arrays)) for arrays in made])
         handles = (_c.Seq * count)(*listed)
-        self._call(_c.pool_levels, ctypes.addressof(handles), count, rows.ctypes.data, _integer("least", least), width,
-                   ctypes.addressof(levels), shared)
+        self._call(_c.pool_levels, ctypes.addressof(handles), count, rows.ctypes.data, _options.integer("least", least),
+                   width, ctypes.addressof(levels), shared)
         return [Level(*arrays, level.groups, level.saved) for arrays, level in zip(made, levels)]
 
     @property

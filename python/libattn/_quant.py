@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from . import _c, _options, _run, _tensor
 from ._api import _no_grad
-from ._run import Handle, address_of, as_table, shape_is, strides_of
+from ._problem import Handle, address_of, as_table, shape_is, strides_of
 from ._tensor import View, empty, layout, see, signature
 
 GRANULARITIES = ("tensor", "head", "channel", "block", "token")

@@ -1,467 +1,32 @@
-"""From tensors and options to a cached plan, and from there to a run.
+"""Plans that are kept, and runs.
 
-What cannot be refused once a plan exists is checked when it is made; every call compares shapes, strides, types and
-options with those of plans made before, by one look into a dictionary.
+Every call compares shapes, strides, types and options with those of plans made before, by one look into a dictionary.
 """
 from __future__ import annotations
 
 import ctypes
 import numbers
-import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
 from . import _c, _options, _tensor
-from ._tensor import Layout, View, address, device_of, empty, layout, packed, see, signature, writable
-
-
-class Blocks(NamedTuple):
-    """Block-sparse lists (ATTN_BLOCKS), all int32: rows and keys are a block's size; R = ceil(len_q / rows), C =
-    ceil(len_kv / keys). For each row block its visible key blocks, rising, are in the first count slots.
-
-    full_count, partial_count: (1 or batch, 1 or heads_q, R); full, partial: (the same, R, C). A full block is seen by
-    all of its rows, a partial one as `bits` or `mask` says. Either pair may be None.
-    """
-
-    rows: int
-    keys: int
-    full_count: Any = None
-    full: Any = None
-    partial_count: Any = None
-    partial: Any = None
-
-
-class Static(NamedTuple):
-    """Options that are no arrays. Each call hands over all of them, in this order."""
-
-    causal: bool = False
-    window: Optional[Tuple[int, int]] = None
-    chunk: Optional[int] = None
-    scale: Optional[float] = None
-    softcap: Optional[float] = None
-    dropout_p: float = 0.0
-    out_f32: bool = False
-    deterministic: bool = False
-    threads: int = 0
-    isa: str = "auto"
-    kernel: Optional[str] = None
-    strategy: Optional[str] = None
-
-
-class Handle(_c.Shared):
-    """A plan of the C library, destroyed with it."""
-
-    _instead = "it lies in this process's memory; plan again where it is needed"
-
-    def __init__(self, desc: ctypes.Structure, create: Any, destroy: Any):
-        self._destroy, handle = destroy, ctypes.c_void_p()
-        _c.check(create(ctypes.byref(handle), ctypes.byref(desc), ctypes.sizeof(desc)))
-        self._handle = handle.value
-
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            self._destroy(self._handle)
-            self._handle = None
-
-
-def described(describe: Any, handle: int) -> str:
-    """What a describing function of C says of a plan."""
-    size = describe(handle, None, 0) + 1
-    text = ctypes.create_string_buffer(size)
-    describe(handle, text, size)
-    return text.value.decode()
-
-
-def info_of(struct: Any, get: Any, handle: int) -> Dict[str, Any]:
-    """A plan's info, by the names of its struct."""
-    info = struct()
-    _c.check(get(handle, ctypes.byref(info), ctypes.sizeof(info)))
-    values = ((field[0], getattr(info, field[0])) for field in info._fields_)
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values}
-
-
-class Plan(Handle):
-    """How one problem will be computed: kernel, tiles, splits, threads, predicted bytes and time. It never changes, and
-    threads may share it. Made by libattn.plan()."""
-
-    def __init__(self, desc: _c.Desc):
-        super().__init__(desc, _c.plan_create, _c.plan_destroy)
-        #: Bytes of workspace that a run needs.
-        self.workspace_bytes: int = _c.plan_workspace(self._handle)
-
-    def explain(self) -> str:
-        """The plan in words: kernel and why, tiles, splits, threads, memory, predicted bytes and time."""
-        return described(_c.plan_describe, self._handle)
-
-    @property
-    def info(self) -> Dict[str, Any]:
-        """The plan in numbers, by the names of attn_plan_info: kernel, isa, why, threads, splits, q_tile, kv_tile,
-        workspace_bytes, pairs, flops, memory_bytes, cache_bytes, seconds, strategy and others."""
-        return info_of(_c.PlanInfo, _c.plan_get_info, self._handle)
-
-    def __repr__(self) -> str:
-        info = self.info
-        return f"<libattn.Plan {info['kernel']}, {info['threads']} threads, {info['seconds']:.3g} s predicted>"
-
-
-class Prepared(NamedTuple):
-    """A plan, and what its outputs look like."""
-
-    plan: Plan
-    handle: int
-    workspace: int
-    dtype: str  # of o and the gradients of q, k and v
-    floats: str  # of lse and the other gradients
-    shapes: Dict[str, Tuple[int, ...]]
-    grows: bool = False  # it is for more keys: a run says how many it has, and where they lie
-
-    def dtype_of(self, output: str) -> str:
-        return self.dtype if output in _OF_DTYPE else self.floats
-
+from ._problem import (Prepared, Problem, Static, address_of, as_table, same_device, see_bias, shape_of, strides_of,
+                       table_dtype)
+from ._tensor import Layout, address, device_of, empty, layout, see, signature, writable
 
 LIMIT = 1024  # plans kept
 _plans: Dict[tuple, Any] = {}
 calls: Dict[tuple, Any] = {}  # what calls of torch's operators need, as _torch_again keeps it
 _local = threading.local()
 _KEEP = 64 << 20  # bytes of workspace that a thread keeps between calls
-_EMPTY = (ctypes.c_char * 64)()  # where tensors without elements are said to lie
-_NOWHERE = ctypes.addressof(_EMPTY)
 
 
 def clear_plans() -> None:
     """Forgets all cached plans."""
     _plans.clear()
     calls.clear()
-
-
-def is_packed(tensor: Layout) -> bool:
-    """Whether there are no gaps; a tensor without elements has none, whatever its strides."""
-    return 0 in tensor.shape or all(
-        n < 2 or step == wanted for n, step, wanted in zip(tensor.shape, tensor.strides, packed(tensor.shape)))
-
-
-def table_dtype(name: str, dtype: str) -> str:
-    """The type of a table, where q is of `dtype`."""
-    if name in ("alibi", "sink"):
-        return "float64" if dtype == "float64" else "float32"
-    if name in ("rotary_cos", "rotary_sin"):
-        return "float32"
-    if name in ("position_q", "position_kv", "rotary_positions"):
-        return "int64"
-    return "uint8" if name == "bits" else "int32"
-
-
-# ---- arrays of options ---------------------------------------------------------------------------
-
-
-def _where(device: Optional[int]) -> str:
-    if device is None:
-        return "the CPU"
-    return f"GPU {device}" if device >= 0 else "a GPU" if device == -1 else "neither the CPU nor a CUDA GPU"
-
-
-def same_device(name: str, device: Optional[int], wanted: Optional[int], other: str = "q") -> None:
-    """Raises unless a tensor is where `other` is, on device `wanted`."""
-    if device != wanted and (device is None or wanted is None or min(device, wanted) >= 0):
-        raise _c.InvalidError(f"{name} is on {_where(device)}, {other} on {_where(wanted)}")
-
-
-def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: Optional[int] = None) -> Any:
-    """A packed array of `dtype` on q's device. On the CPU lists and other types of the same kind are converted, where
-    no value changes; on a GPU the array must be right as it is, for converting would need to wait for it."""
-    if device is None and not _tensor.is_tensor(value):
-        value = np.asarray(value)
-    seen = see(value, name, stream)
-    if device is None and type(seen) is np.ndarray:
-        if seen.dtype == dtype and seen.flags.c_contiguous:
-            return seen
-        return _converted(seen, name, dtype)
-    is_at = layout(seen, name)
-    same_device(name, is_at.device, device)
-    if is_at.dtype == dtype and is_packed(is_at):
-        return seen
-    if device is None and is_at.dtype != "bfloat16" and not (type(seen) is not View and seen.requires_grad):
-        return _converted(_tensor.host(seen), name, dtype)
-    if device is None and dtype in ("float32", "float64") and type(seen) is not View:
-        return seen.detach().to(getattr(sys.modules["torch"], dtype)).contiguous()
-    raise _c.InvalidError(f"{name} is {is_at.dtype} with strides {is_at.strides}; it takes packed {dtype}")
-
-
-def _converted(array: np.ndarray, name: str, dtype: str) -> np.ndarray:
-    wanted = np.dtype(dtype)
-    if wanted.kind in "iu":
-        if array.dtype.kind not in "iu" and (array.size or array.dtype.kind != "f"):  # NumPy's [] is of floats
-            raise TypeError(f"{name} is {array.dtype}; it takes {dtype}")
-        limits = np.iinfo(wanted)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise _c.InvalidError(f"{name} has values from {array.min()} to {array.max()}, beyond {dtype}")
-    elif array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{name} is {array.dtype}; it takes {dtype}")
-    return np.ascontiguousarray(array, wanted)
-
-
-def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> None:
-    if tuple(shape) not in allowed:
-        raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(str(a) for a in allowed)}")
-
-
-def address_of(seen: Any, name: str = "a tensor") -> int:
-    """Where a tensor lies; one without elements somewhere."""
-    try:
-        place = address(seen)
-    except RuntimeError as problem:  # torch's wrappers, as of torch.func, and its fake tensors
-        raise _c.UnsupportedError(f"{name} has no memory to read, as under transforms of torch.func: the functions of "
-                                  "libattn.torch have operators for these") from problem
-    if place:
-        return place
-    if 0 not in (seen.layout.shape if type(seen) is View else seen.shape):
-        raise _c.InvalidError(f"{name} has no memory: what it held was freed")
-    return _NOWHERE
-
-
-def see_bias(value: Any, name: str, stream: Optional[int] = None) -> Any:
-    """A bias as it is seen. One element that repeats along four dimensions has no strides but 0, which the descriptor
-    takes for packed: it is copied."""
-    seen = see(value, name, stream)
-    is_at = layout(seen, name)
-    if len(is_at.shape) < 4 or any(is_at.strides) or any(n < 2 for n in is_at.shape):
-        return seen
-    if type(seen) is View:
-        raise _c.InvalidError(f"{name} has shape {is_at.shape} and strides of 0; it takes one element with extents of 1")
-    return np.ascontiguousarray(seen) if type(seen) is np.ndarray else seen.contiguous()
-
-
-# ---- making a plan -------------------------------------------------------------------------------
-
-
-def strides_of(tensor: Layout, name: str) -> Tuple[int, ...]:
-    """Strides as the descriptor takes them: (batch, row, head, dim) in elements, dim's 1. Packed rows have no batch: 0.
-    """
-    strides = tensor.strides
-    if tensor.shape[-1] > 1 and strides[-1] != 1 and 0 not in tensor.shape:
-        raise _c.InvalidError(f"{name}: the last dimension must be contiguous; its stride is {strides[-1]} elements "
-                              f"(shape {tensor.shape}). numpy.ascontiguousarray, or torch's .contiguous(), makes a "
-                              "copy that is")
-    return (0,) * (4 - len(strides)) + strides[:-1] + (1,)
-
-
-def typed(name: str, tensor: Layout, dtype: str) -> None:
-    if tensor.dtype != dtype:
-        raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {dtype}")
-
-
-_integer, _number = _options.integer, _options.number
-
-
-def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q",
-                 takes_bytes: bool = False) -> None:
-    """Raises unless the tensor has the dimensions that `wanted` lists, the type and device of `like`, which is the
-    argument `other`, and heads and dim. takes_bytes: types of one byte are allowed."""
-    if wanted is not None and len(tensor.shape) != wanted.count(",") + 1:
-        raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
-    if tensor.dtype not in _c.DTYPES and not (takes_bytes and tensor.dtype in _c.BYTE_DTYPES):
-        raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64"
-                              + " too, or float8_e4m3fn or int8" * takes_bytes)
-    if tensor.dtype != like.dtype:
-        raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {like.dtype}, as {other} is")
-    same_device(name, tensor.device, like.device, other)
-    if min(tensor.shape[-2:]) < 1:
-        raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")
-
-
-class Problem:
-    """A problem while its plan is made: layouts of the tensors, options, arrays by name."""
-
-    labels: Dict[str, str] = {}  # what the caller calls a tensor, if not by its field in attn_args
-
-    def __init__(self, direction, tensors: Dict[str, Layout], static: Static, arrays: Dict[str, Layout],
-                 varlen: Optional[Tuple[int, int]], blocks: Optional[Tuple[int, int]], outputs: Dict[str, Layout]):
-        self.direction, self.tensors, self.static, self.arrays = direction, tensors, static, arrays
-        self.varlen, self.blocks, self.outputs = varlen, blocks, outputs
-        self.desc = _c.Desc(direction=direction)
-        self._shapes()
-        self._layouts()
-        self._options()
-        self._arrays()
-
-    def _shapes(self):
-        desc, tensors = self.desc, self.tensors
-        q, k, v = tensors["q"], tensors["k"], tensors["v"]
-        wanted = "(total rows, heads, dim)" if self.varlen else "(batch, rows, heads, dim)"
-        for name in ("q", "k", "v"):
-            check_tensor(name, tensors[name], q, wanted)
-        if k.shape[:-1] != v.shape[:-1]:
-            raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
-        self._heads("k", "k and v")
-        if self.varlen:
-            desc.flags |= _c.VARLEN
-            desc.batch = self.arrays["cu_lens_q"].shape[0] - 1
-            desc.len_q, desc.len_kv = _integer("max_len_q", self.varlen[0]), _integer("max_len_kv", self.varlen[1])
-            desc.total_q, desc.total_kv = q.shape[0], k.shape[0]
-            for name in ("cu_lens_q", "cu_lens_kv"):
-                shape_is(name, self.arrays[name].shape, (max(desc.batch, 0) + 1,))
-        else:
-            if q.shape[0] != k.shape[0]:
-                raise _c.InvalidError(f"q has a batch of {q.shape[0]}, k and v of {k.shape[0]}: they must be equal")
-            desc.batch, desc.len_q, desc.len_kv = q.shape[0], q.shape[1], k.shape[1]
-
-    def _heads(self, name, both):
-        """Heads and dims, types and what outputs look like. name: k's; both: k's and v's."""
-        desc = self.desc
-        q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
-        if k.shape[-1] != q.shape[-1]:
-            raise _c.InvalidError(f"q has dim {q.shape[-1]} and {name} {k.shape[-1]}: they must be equal")
-        if q.shape[-2] % k.shape[-2]:
-            raise _c.InvalidError(f"q has {q.shape[-2]} heads, {both} {k.shape[-2]}: the first must be a multiple of "
-                                  "the second")
-        desc.dtype = _c.DTYPES[q.dtype]
-        desc.device = _c.CPU if q.device is None else _c.CUDA
-        desc.heads_q, desc.dim_qk = q.shape[-2:]
-        desc.heads_kv, desc.dim_v = v.shape[-2:]
-        self.o_shape = q.shape[:-1] + v.shape[-1:]
-        self.lse_shape = (q.shape[1], q.shape[0]) if len(q.shape) == 3 else (q.shape[0], q.shape[2], q.shape[1])
-
-    def _layouts(self):
-        desc, static = self.desc, self.static
-        q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
-        self.dtype = "float32" if static.out_f32 else q.dtype
-        self.floats = table_dtype("sink", q.dtype)
-        shapes = {"o": self.o_shape, "grad_o": self.o_shape, "grad_q": q.shape, "grad_k": k.shape, "grad_v": v.shape}
-        for name in ("q", "k", "v"):
-            getattr(desc, name + "_stride")[:] = strides_of(self.tensors[name], self.labels.get(name, name))
-        given = [(name, self.tensors[name]) for name in ("o", "grad_o") if name in self.tensors]
-        for name, tensor in given + [item for item in self.outputs.items() if item[0] in shapes]:
-            shape_is(name, tensor.shape, shapes[name])
-            typed(name, tensor, self.dtype)
-            same_device(name, tensor.device, q.device)
-            getattr(desc, name + "_stride")[:] = strides_of(tensor, name)
-        lses = [(name, self.tensors[name]) for name in ("lse", "grad_lse") if name in self.tensors]
-        for name, tensor in lses + [item for item in self.outputs.items() if item[0] == "lse"]:
-            shape_is(name, tensor.shape, self.lse_shape)
-            typed(name, tensor, self.floats)
-            same_device(name, tensor.device, q.device)
-            if not is_packed(tensor):
-                raise _c.InvalidError(f"{name} has strides {tensor.strides}; it takes a packed tensor")
-
-    def _options(self):
-        desc, static = self.desc, self.static
-        desc.flags |= _c.CAUSAL * bool(static.causal) | _c.OUT_F32 * bool(static.out_f32)
-        desc.flags |= _c.DETERMINISTIC * bool(static.deterministic)
-        if static.window is not None:
-            desc.flags |= _c.WINDOW
-            desc.window_left, desc.window_right = static.window
-        if static.chunk is not None:
-            desc.flags |= _c.CHUNK
-            desc.chunk = _integer("chunk", static.chunk)
-        if static.scale is not None:
-            scale = _number("scale", static.scale)
-            if desc.dtype == _c.DTYPES["float64"]:
-                desc.scale_f64 = scale
-            else:
-                desc.scale = scale
-            if not (desc.scale or desc.scale_f64) > 0:
-                raise _c.InvalidError(f"scale is {static.scale}; it takes numbers > 0, or None for 1 / sqrt(dim)")
-        if static.softcap is not None:
-            desc.flags |= _c.SOFTCAP
-            desc.softcap = _number("softcap", static.softcap)
-        if static.dropout_p:
-            desc.flags |= _c.DROPOUT
-            desc.dropout_p = _number("dropout_p", static.dropout_p)
-        desc.threads = _integer("threads", static.threads, 31)
-        if static.isa not in _c.ISAS:
-            raise _c.InvalidError(f"isa is {static.isa!r}; it takes {', '.join(_c.ISAS)}")
-        desc.isa = _c.ISAS[static.isa]
-        for name in ("kernel", "strategy"):
-            given = getattr(static, name)
-            setattr(desc, name, None if given is None else _options.text(name, given))
-
-    def _arrays(self):
-        desc, arrays = self.desc, self.arrays
-        batch, heads = desc.batch, desc.heads_q
-        for name, flag in (("lens_q", _c.LENS_Q), ("lens_kv", _c.LENS_KV), ("prefix", _c.PREFIX),
-                           ("first_kv", _c.FIRST_KV)):
-            if name in arrays:
-                desc.flags |= flag
-                shape_is(name, arrays[name].shape, (batch,))
-        if "sink" in arrays:
-            desc.flags |= _c.SINK
-            shape_is("sink", arrays["sink"].shape, (heads,))
-        if "alibi" in arrays:
-            desc.flags |= _c.ALIBI
-            shape = arrays["alibi"].shape
-            shape_is("alibi", shape, (heads,), (1, heads), (batch, heads))
-            desc.alibi_batch = 1 if len(shape) == 1 else shape[0]
-        if "bias" in arrays:
-            self._bias(arrays["bias"])
-        if "intervals" in arrays:
-            desc.flags |= _c.INTERVALS
-            shape = arrays["intervals"].shape
-            vectors, kv = shape[-1] if shape else 0, desc.heads_kv
-            shape_is("intervals", shape, (batch, 1, desc.len_kv, vectors), (batch, kv, desc.len_kv, vectors))
-            desc.interval_heads, desc.interval_vectors = shape[1], vectors
-        if "bits" in arrays:
-            desc.flags |= _c.BITS
-            width = ((desc.bits_keys or desc.len_kv) + 7) // 8
-            shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
-            shape_is("bits", arrays["bits"].shape, *dict.fromkeys(shapes))
-            desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]
-        if self.blocks:
-            self._blocks()
-
-    def _bias(self, bias):
-        desc = self.desc
-        full = (desc.batch, desc.heads_q, desc.len_q, desc.len_kv)
-        if bias.dtype not in _c.DTYPES or (bias.dtype == "float64" and self.floats != "float64"):
-            raise _c.InvalidError(f"bias is {bias.dtype}; it takes float32, float16 or bfloat16")
-        if not 1 <= len(bias.shape) <= 4:
-            raise _c.InvalidError(f"bias has shape {bias.shape}; it takes what broadcasts to {full}")
-        lead = 4 - len(bias.shape)
-        extent, stride = (1,) * lead + bias.shape, (0,) * lead + bias.strides
-        if any(n not in (1, most) for n, most in zip(extent, full)):
-            raise _c.InvalidError(f"bias has shape {bias.shape}; it takes what broadcasts to {full}")
-        desc.flags |= _c.BIAS
-        desc.bias_dtype = _c.DTYPES[bias.dtype]
-        # A stride of 0 repeats: so does an extent of 1, whose gradient is then summed here.
-        desc.bias_extent[:] = extent
-        desc.bias_stride[:] = [step if n > 1 else 1 for n, step in zip(extent, stride)]
-
-    def _blocks(self):
-        desc, arrays = self.desc, self.arrays
-        desc.flags |= _c.BLOCKS
-        desc.block_rows, desc.block_keys = (_integer("blocks", size) for size in self.blocks)
-        if min(self.blocks) < 1:
-            raise _c.InvalidError(f"blocks have {self.blocks[0]} rows and {self.blocks[1]} keys; both are at least 1")
-        rows, keys = -(-desc.len_q // self.blocks[0]), -(-desc.len_kv // self.blocks[1])
-        lead = None
-        for kind in ("full", "partial"):
-            count, table = arrays.get(f"block_{kind}_count"), arrays.get(f"block_{kind}")
-            if (count is None) != (table is None):
-                raise _c.InvalidError(f"blocks: {kind}_count and {kind} belong together; one is missing")
-            if count is None:
-                continue
-            lead = lead or count.shape[:2]
-            if len(lead) != 2 or lead[0] not in (1, desc.batch) or lead[1] not in (1, desc.heads_q):
-                raise _c.InvalidError(f"blocks.{kind}_count has shape {count.shape}; it takes (1 or {desc.batch}, 1 or "
-                                      f"{desc.heads_q}, {rows})")
-            shape_is(f"blocks.{kind}_count", count.shape, lead + (rows,))
-            shape_is(f"blocks.{kind}", table.shape, lead + (rows, keys))
-        if lead is None:
-            raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
-        desc.block_batch, desc.block_heads = lead
-
-    def prepare(self, make: Callable[[_c.Desc], Any] = Plan) -> Prepared:
-        plan = make(self.desc)
-        shapes = {"o": self.o_shape, "lse": self.lse_shape}
-        shapes.update((f"grad_{name}", self.tensors[name].shape) for name in ("q", "k", "v"))
-        for name in ("bias", "alibi", "sink"):
-            if name in self.arrays:
-                shapes[f"grad_{name}"] = self.arrays[name].shape
-        return Prepared(plan, plan._handle or 0, plan.workspace_bytes, self.dtype, self.floats, shapes)
-
-
-# ---- a run ---------------------------------------------------------------------------------------
 
 
 def layouts(tensors: Dict[str, Any]) -> Dict[str, Layout]:
@@ -525,18 +90,14 @@ def planned_keys(direction, tensors, static, arrays, varlen, blocks) -> int:
     """Keys of a plan that serves this call and others with fewer or more keys; 0: its plan is for these tensors alone.
     The descriptor holds a bias's strides along keys. A kernel or strategy by name is for the problem that its caller
     sees. What does not fit together is refused when these tensors are planned."""
-    q, k, v = (_shape(tensors[name]) for name in ("q", "k", "v"))
+    q, k, v = (shape_of(tensors[name]) for name in ("q", "k", "v"))
     if direction == _c.BACKWARD or varlen or blocks or "bias" in arrays or static[10] or static[11] or not (
             len(q) == len(k) == len(v) == 4 and q[1] <= FEW_ROWS and 0 < k[1] == v[1] < 1 << 30):
         return 0
     for name, wanted in (("intervals", k[1]), ("bits", (k[1] + 7) // 8)):
-        if name in arrays and _shape(arrays[name])[_KEYS_AXIS[name]:_KEYS_AXIS[name] + 1] != (wanted,):
+        if name in arrays and shape_of(arrays[name])[_KEYS_AXIS[name]:_KEYS_AXIS[name] + 1] != (wanted,):
             return 0
     return most_keys(k[1])
-
-
-def _shape(seen: Any) -> Tuple[int, ...]:
-    return seen.layout.shape if type(seen) is View else tuple(seen.shape)
 
 
 def _but_length(seen: Any, axis: int, context: Optional[int]) -> tuple:
@@ -692,9 +253,6 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     if ran is not None and not plan.grows and all(arrays[name] is table for name, table in tables.items()):
         ran(plan, partly)
     return results
-
-
-_OF_DTYPE = {"o", "grad_q", "grad_k", "grad_v"}
 
 
 def _seeds(seed: Any, seed_offset: Any) -> None:

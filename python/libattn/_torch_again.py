@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import _c, _run, _tensor
+from . import _c, _problem, _run, _tensor
 
 _modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _profiled = torch._C._autograd._profiler_enabled
@@ -25,7 +25,7 @@ _WIDE = {"q", "k", "v", "grad_o", "bias"}  # kernels of a GPU read them 16 bytes
 class _Call(NamedTuple):
     """What a call needs besides its tensors."""
 
-    plan: _run.Prepared
+    plan: _problem.Prepared
     outputs: List[Tuple[str, Tuple[int, ...], Tuple[int, ...], torch.dtype, Optional[float]]]
 
 
@@ -108,7 +108,7 @@ def launch(call: _Call, q: Tensor, args: _c.Args, stream: Optional[int]) -> Opti
     return None if status else results
 
 
-def call_of(plan: _run.Prepared, wanted: Tuple[str, ...], partly: bool) -> _Call:
+def call_of(plan: _problem.Prepared, wanted: Tuple[str, ...], partly: bool) -> _Call:
     """What a call needs for the wanted outputs. partly: as in _tensor.fill_of."""
     return _Call(plan, [
         (name, plan.shapes[name], _tensor.packed(plan.shapes[name]), getattr(torch, plan.dtype_of(name)),
@@ -116,7 +116,7 @@ def call_of(plan: _run.Prepared, wanted: Tuple[str, ...], partly: bool) -> _Call
 
 
 def keep(direction: int, names: Tuple[str, ...], tensors: Sequence[Optional[Tensor]], static: Tuple[Any, ...],
-         wanted: Tuple[str, ...], plan: _run.Prepared, partly: bool) -> None:
+         wanted: Tuple[str, ...], plan: _problem.Prepared, partly: bool) -> None:
     """Keeps the plan that served a call."""
     found = _find(direction, names, tensors, static, wanted)
     if found is not None:

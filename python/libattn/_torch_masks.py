@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 from . import _c, _torch_nested, masks
-from ._run import Blocks
+from ._problem import Blocks
 from ._torch_dtensor import gathered, replicated
 from ._torch_ops import has_values
 

@@ -6,7 +6,7 @@ from typing import Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import _c, _kv, _options, _tensor
+from . import _c, _merging, _options, _tensor
 from ._torch_ops import FORWARD_MODE, applying, differentiable, inside, library, threads_of
 
 library.define("merge(Tensor[] o, Tensor[] lse, bool out_f32=False, int threads=0) -> (Tensor, Tensor)")
@@ -14,7 +14,7 @@ _merge_op = torch.ops.libattn.merge.default
 
 
 def _merge(o, lse, out_f32=False, threads=0):
-    return _kv.merge_states(o, lse, out_f32=out_f32, threads=threads_of(threads, o[0]))
+    return _merging.merge_states(o, lse, out_f32=out_f32, threads=threads_of(threads, o[0]))
 
 
 for _key in ("CPU", "CUDA"):
@@ -109,7 +109,7 @@ def merge_states(o: Sequence[Tensor], lse: Sequence[Tensor], *, out_f32: bool = 
 
         >>> o, lse = merge_states([o_prefix, o_own], [lse_prefix, lse_own])
     """
-    _kv.check_parts(o, lse)
+    _merging.check_parts(o, lse)
     if not torch.compiler.is_compiling():
         _options.check_all(("out_f32", "threads"), (out_f32, threads))
     for name, parts in (("o", o), ("lse", lse)):

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _c, _gpu, _options, _parallel, _run, _tensor
+from . import _c, _gpu, _options, _parallel, _problem, _run, _tensor
 from ._torch_ops import FORWARD_MODE, SECOND, rows_of
 
 _TIMEOUT = 600.0  # seconds, of a backend that has none
@@ -225,7 +225,7 @@ class Options(NamedTuple):
     is_drawn: bool  # the seed: then rank 0's is everyone's
 
 
-class _Problem(_run.Problem):
+class _Problem(_problem.Problem):
     """The problem of all ranks, from this rank's tensors and the numbers of rows and keys that they have together."""
 
     def __init__(self, whole: Tuple[int, int], *arguments: Any):
@@ -326,7 +326,7 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
             engine = ranks.on_device(group, q.device, options.transport)
         with ranks.calling(group):
             prepared = _or_none(
-                lambda: _Problem(whole, direction, _run.layouts(tensors), _run.Static(*options.static),
+                lambda: _Problem(whole, direction, _run.layouts(tensors), _problem.Static(*options.static),
                                  _run.layouts(arrays), options.max_lens, None, {}),
                 lambda problem: (_parallel.refuse(how, engine) if problem is None else
                                  problem.prepare(lambda desc: _parallel.Plan(desc, how, engine))))
@@ -340,7 +340,7 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
             dtype = prepared.floats if name in ("lse", "grad_alibi", "grad_sink") else prepared.dtype
             results[name] = _tensor.empty(q, prepared.shapes[name], dtype, name, partly)[0]
         for name, tensor in (*tensors.items(), *arrays.items(), *results.items()):
-            setattr(args, name, _run.address_of(tensor, name))
+            setattr(args, name, _problem.address_of(tensor, name))
         if seed is not None:
             args.seed, args.seed_offset = seed[0] % (1 << 64), seed[1] % (1 << 32)
         return args, _run.workspace(q, device, prepared.workspace)
@@ -369,7 +369,7 @@ class Call(NamedTuple):
 def _arrays(call: Call, q: Tensor, alibi: Optional[Tensor], sink: Optional[Tensor]) -> Dict[str, Any]:
     """All arrays, as C takes them."""
     given = {**call.arrays, "alibi": alibi, "sink": sink}
-    return {name: _run.as_table(array, name, _run.table_dtype(name, ""), _tensor.device_of(q))
+    return {name: _problem.as_table(array, name, _problem.table_dtype(name, ""), _tensor.device_of(q))
             for name, array in given.items() if array is not None}
 
 

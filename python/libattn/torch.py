@@ -20,7 +20,7 @@ from . import (_c, _options, _parallel, _tensor, _torch_dtensor, _torch_masks, _
                masks)
 from . import _torch_vmap  # noqa: F401 - its rules
 from ._api import Window
-from ._run import Blocks
+from ._problem import Blocks
 from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask

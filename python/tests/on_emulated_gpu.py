@@ -73,7 +73,7 @@ cupy.cuda = types.SimpleNamespace(get_current_stream=Stream, ExternalStream=Stre
 sys.modules["cupy"] = cupy
 
 import libattn  # noqa: E402
-from libattn import _run  # noqa: E402
+from libattn import _problem  # noqa: E402
 
 random = np.random.default_rng(5)
 
@@ -137,9 +137,10 @@ def plans():
         assert (f"addresses of {shift} bytes" in plan.explain()) == bool(shift), plan.explain()
         assert (plan.explain(), plan.workspace_bytes) == (named.explain(), named.workspace_bytes)
         made = []
-        prepare, _run.Problem.prepare = _run.Problem.prepare, lambda self: made.append(prepare(self)) or made[-1]
+        prepare = _problem.Problem.prepare
+        _problem.Problem.prepare = lambda self: made.append(prepare(self)) or made[-1]
         libattn.attention(lying(0), lying(0), lying(shift))
-        _run.Problem.prepare = prepare
+        _problem.Problem.prepare = prepare
         assert [by.workspace for by in made] == [plan.workspace_bytes]
     done()
     for wrong in (0, 3, 32, -2):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import libattn
-from libattn import _c, _kv, _pool, _run
+from libattn import _c, _kv, _pool, _problem, _run
 
 
 def plans(make):
@@ -19,7 +19,7 @@ def plans(make):
     _run.clear_plans()
     libattn.merge_states([q, q], [np.zeros((2, 4, 9), "f")] * 2)
     libattn.append_kvcache(k, v, k.copy(), v.copy(), cache_seqlens=0)
-    kept = [part for value in _run._plans.values() for part in value if isinstance(part, _run.Handle)]
+    kept = [part for value in _run._plans.values() for part in value if isinstance(part, _problem.Handle)]
     _run.clear_plans()
     return [libattn.plan(q, k, v), *kept]
 
@@ -59,7 +59,7 @@ def test_every_holder_says_how_it_is_copied():
     held = [kind for module in (_run, _kv, _pool) for kind in vars(module).values()
             if inspect.isclass(kind) and inspect.isfunction(kind.__init__)
             if "_handle" in kind.__init__.__code__.co_names]
-    assert {_run.Handle, _pool.Pool} <= set(held) and all(issubclass(kind, _c.Unpicklable) for kind in held)
+    assert {_problem.Handle, _pool.Pool} <= set(held) and all(issubclass(kind, _c.Unpicklable) for kind in held)
 
 
 CALL = """

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import libattn.torch as la  # noqa: E402
 from libattn import _run  # noqa: E402
-from libattn._run import Blocks  # noqa: E402
+from libattn._problem import Blocks  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 

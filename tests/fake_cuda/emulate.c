@@ -1,14 +1,11 @@
-/* The kernels of sm90/params.h on the CPU: what they are launched with is compared with the kernel table and the
- * contract, then the CPU backend computes the same problem from the parameters alone. */
+/* The kernels of sm90/params.h that compute a forward, on the CPU: what they are launched with is compared with the
+ * kernel table and the contract, then the CPU backend computes the same problem from the parameters alone. What runs
+ * before and after them: emulate_around.c. */
 #include "emulate.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/common/merge_params.h"
-#include "num/half.h"
 #include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
@@ -26,11 +23,6 @@ static const attn_cuda_kernel *kernel_of(const char *symbol)
 void fake_expect(bool right, const char *symbol, const char *what)
 {
     if (!right) fake_die("%s: %s", symbol, what);
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
 }
 
 static bool is_varlen(const attn_sm90_params *p)
@@ -271,8 +263,8 @@ void fake_check_bias(const char *symbol, const attn_sm90_params *p, const attn_s
 /* Rows of a head's first `count` Q tiles, of which all but the first are whole. */
 static int64_t rows_of_tiles(const attn_sm90_params *p, const attn_cuda_kernel *k, int64_t count)
 {
-    int64_t tiles = ceil_div(p->shape.len_q, k->q_tile),
-            first = ceil_div(p->shape.len_q, 64) * 64 - (tiles - 1) * k->q_tile;
+    int64_t tiles = attn_ceil_div(p->shape.len_q, k->q_tile),
+            first = attn_ceil_div(p->shape.len_q, 64) * 64 - (tiles - 1) * k->q_tile;
     return count ? first + (count - 1) * k->q_tile : 0;
 }
 
@@ -300,7 +292,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     fake_expect(s->pack == 1 || !(p->shape.flags & ATTN_DROPOUT), symbol, "packs heads for dropout");
     fake_expect(s->heads * s->pack == p->shape.heads_q, symbol, "heads");
     int64_t tiles = is_varlen(p) ? (p->shape.total_q + (int64_t)p->shape.batch * (s->rows - 1)) / s->rows
-                                 : ceil_div((int64_t)p->shape.len_q * s->pack, k->q_tile);
+                                 : attn_ceil_div((int64_t)p->shape.len_q * s->pack, k->q_tile);
     fake_expect(s->q_tiles == tiles, symbol, "q_tiles");
     int64_t all = tiles * s->heads * (is_varlen(p) ? 1 : p->shape.batch);
     fake_expect(s->total == all + s->split_tiles * (int64_t)(s->splits - 1), symbol, "total");
@@ -394,7 +386,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
 {
     attn_desc d;
     attn_args a;
-    fake_expect(config->gridDimX == ceil_div(p->schedule.split_rows, 4) && config->gridDimY == 1, symbol, "grid");
+    fake_expect(config->gridDimX == attn_ceil_div(p->schedule.split_rows, 4) && config->gridDimY == 1, symbol, "grid");
     fake_expect(config->gridDimZ == 1 && config->blockDimX == 128, symbol, "grid");
     fake_expect(p->shape.partial_o && p->shape.partial_lse && p->schedule.split_rows > 0, symbol, "nothing to merge");
     attn_cuda_params common = fake_common(p);
@@ -437,7 +429,7 @@ static void fallback(const char *symbol, uint32_t kv_dtypes, const CUlaunchConfi
 {
     attn_desc d;
     attn_args a;
-    fake_expect(config->gridDimX == ceil_div(p->shape.len_q, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256,
+    fake_expect(config->gridDimX == attn_ceil_div(p->shape.len_q, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256,
                 symbol, "grid");
     fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
@@ -482,195 +474,14 @@ static void decode(const char *symbol, const attn_cuda_kernel *k, const CUlaunch
     fake_compute(symbol, &d, &a);
 }
 
-static void summarise(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
-{
-    fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->shape.batch,
-                symbol, "grid");
-    fake_map map;
-    memcpy(&map, &p->k_map, sizeof map);
-    int keys = p->shape.flags & ATTN_PAGED ? p->mask.summary_keys : (int)map.box[2];
-    fake_expect(config->gridDimX == (unsigned)ATTN_CUDA_SUMMARIES(p->shape.len_kv, keys), symbol, "grid");
-    size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
-    for (size_t i = 0; i < ints; i++)
-        p->mask.summaries[i] = keys;
-    size_t tiles = ((size_t)p->shape.len_kv + (size_t)keys - 1) / (size_t)keys,
-           words = 2 * (size_t)keys * ATTN_CUDA_INTERVAL_PAIRS(p->mask.interval_vectors);
-    for (size_t i = 0; p->mask.interval_tiles && i < tiles * words * config->gridDimY * config->gridDimZ; i++)
-        p->mask.interval_tiles[i] = (unsigned)keys;
-}
-
-/* Only marks its memory, from end to end. */
-static void find_bit_tiles(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
-{
-    const attn_cuda_mask *m = &p->mask;
-    int64_t pairs = ATTN_CUDA_BIT_TILES(p->shape.len_q, p->shape.len_kv, m->summary_keys);
-    fake_expect(p->shape.flags & ATTN_BITS && !(p->shape.flags & ATTN_BLOCKS) && m->bits, symbol, "bits");
-    fake_expect(m->summary_keys % 16 == 0 && m->summary_keys <= 128, symbol, "keys of a tile");
-    fake_expect(config->gridDimX == pairs && config->gridDimY == (unsigned)m->bits_heads &&
-                    config->gridDimZ == (unsigned)m->bits_batch && config->blockDimX == 256,
-                symbol, "grid");
-    for (int64_t i = 0; i < 2 * pairs * m->bits_heads * m->bits_batch; i++)
-        m->bit_tiles[i] = (unsigned)m->summary_keys;
-}
-
-void fake_check_bit_tiles(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
-{
-    bool wanted = p->shape.len_q > k->q_tile && !k->paged;
-    if ((p->shape.flags & (ATTN_BITS | ATTN_BLOCKS)) != ATTN_BITS) return;
-    fake_expect(!wanted == !p->mask.bit_tiles, symbol, "the summary of bits is missing, or not wanted");
-    fake_expect(!wanted || p->mask.bit_tiles[0] == (unsigned)k->kv_tile, symbol, "bits were not summarised");
-}
-
-/* Row by row. Keys that have no bit have a one. */
-static void widen_bits(const char *symbol, const CUlaunchConfig *config, const attn_sm90_widen_params *p)
-{
-    const attn_cuda_shape *s = &p->shape;
-    int64_t heads = config->gridDimY, pitch = ceil_div(s->len_kv, 8), known = ceil_div(p->bits_keys, 8);
-    fake_expect(config->gridDimX == ceil_div(s->len_q, 8) && config->blockDimX == 256, symbol, "grid");
-    fake_expect(p->bits && p->out && p->bits_keys > 0, symbol, "bits");
-    for (int64_t line = 0; line < config->gridDimZ * heads * s->len_q; line++) {
-        int64_t sequence = line / (heads * s->len_q), of_plane = line % (heads * s->len_q);
-        const unsigned char *bits =
-            p->bits + ((p->bits_batch == 1 ? 0 : sequence) * heads * s->len_q + of_plane) * known;
-        int64_t len_kv = s->len_kv;
-        if (s->cu_lens_kv) len_kv = s->cu_lens_kv[sequence + 1] - s->cu_lens_kv[sequence];
-        if (s->lens_kv && s->lens_kv[sequence] < len_kv) len_kv = s->lens_kv[sequence];
-        memset(p->out + line * pitch, 0xff, (size_t)pitch);
-        for (int64_t bit = 0; bit < p->bits_keys; bit++) {
-            int64_t key = len_kv - p->bits_keys + bit;
-            if (key >= 0 && !(bits[bit / 8] >> bit % 8 & 1))
-                p->out[line * pitch + key / 8] &= (unsigned char)~(1u << key % 8);
-        }
-    }
-}
-
-static float widening_scale(const attn_cuda_scale *s, int64_t plane, int64_t row, int64_t head, int64_t dim)
-{
-    if (!s->at) return 1;
-    int64_t block = s->rows ? row / s->rows : 0;
-    return s->at[plane * s->stride[0] + block * s->stride[1] + head * s->stride[2] + dim * s->stride[3]];
-}
-
-/* A head of a key, which is slot `row` of page `plane`, or row `row` of sequence `batch`, to line `to` of the copy. */
-static void widen_head(const attn_cuda_widen_params *p, const attn_cuda_widened *w, attn_dtype dtype, int64_t batch,
-                       int64_t plane, int64_t line, int64_t row, int64_t head, int64_t to)
-{
-    int64_t at = plane * w->stride[0] + line * w->stride[1] + head * w->stride[2],
-            out = (to * p->shape.heads_kv + head) * w->pieces * ATTN_CUDA_WIDEN_COLUMNS;
-    bool of_page = p->shape.flags & ATTN_PAGED && w->scale.rows;
-    float most = dtype == ATTN_F16 ? 128 : 0x1p100f, least = dtype == ATTN_F16 ? 0x1p-16f : 0x1p-100f;
-    for (int64_t i = 0; i < w->pieces * ATTN_CUDA_WIDEN_COLUMNS; i++) {
-        float scale = widening_scale(&w->scale, of_page ? plane : batch, row, head, i < w->dim ? i : 0), x = 0;
-        if (i < w->dim) x = attn_load_scalar((attn_dtype)p->kv_dtype, w->in, at + i);
-        if (scale != 1 && (fabsf(scale) > most || (fabsf(scale) < least && x != 0))) *p->unfit = 1;
-        attn_store_scalar(dtype, w->out, out + i, i < w->dim ? x * scale : 0);
-    }
-}
-
-/* All keys of a sequence, whatever its rows see, but for those in no page. */
-static void widen_sequence(const attn_cuda_widen_params *p, attn_dtype dtype, int64_t batch)
-{
-    const attn_page_table *t = &p->table;
-    bool paged = p->shape.flags & ATTN_PAGED, varlen = p->shape.flags & ATTN_VARLEN && !paged;
-    int64_t start = varlen ? p->shape.cu_lens_kv[batch] : 0, len_kv = varlen ? p->rows - start : p->shape.len_kv;
-    if (varlen) len_kv = p->shape.cu_lens_kv[batch + 1] - start;
-    if (p->shape.lens_kv && p->shape.lens_kv[batch] < len_kv) len_kv = p->shape.lens_kv[batch];
-    int64_t entry0 = !paged ? 0 : t->width ? batch * t->width : t->starts[batch];
-    for (int64_t key = 0; key < len_kv; key++) {
-        int64_t plane = varlen ? 0 : batch, line = start + key, row = key, to = plane * p->rows + line;
-        if (paged) {
-            int64_t entry = entry0 + key / t->page_size;
-            plane = t->ids[entry], line = row = key % t->page_size, to = entry * t->page_size + row;
-            bool there = plane >= 0 && plane < t->pages;
-            p->ids[entry] = there ? (int)entry : -1;
-            if (!there) continue;
-        }
-        for (int64_t i = 0; i < 2 * p->shape.heads_kv; i++)
-            widen_head(p, &p->of[i % 2], dtype, batch, plane, line, row, i / 2, to);
-    }
-}
-
-static void widen(const char *symbol, const CUlaunchConfig *config, const attn_cuda_widen_params *p)
-{
-    fake_expect(config->gridDimY == (unsigned)p->shape.batch && config->gridDimZ == 2 &&
-                    config->blockDimX == ATTN_CUDA_WIDEN_THREADS,
-                symbol, "grid");
-    bool scales = p->of[0].scale.at || p->of[1].scale.at;
-    fake_expect((!scales || *p->unfit == 0) && p->tile > 0 && p->tile <= 256, symbol, "parameters");
-    for (int i = 0; i < 2; i++) {
-        int64_t of_row = (int64_t)p->shape.heads_kv * p->of[i].pieces;
-        fake_expect(p->of[i].pieces == ceil_div(p->of[i].dim, ATTN_CUDA_WIDEN_COLUMNS) &&
-                        (uintptr_t)p->of[i].out % 16 == 0,
-                    symbol, "pieces");
-        fake_expect(p->block_rows == 1 || p->block_rows * of_row <= ATTN_CUDA_WIDEN_PIECES, symbol, "rows of a block");
-    }
-    for (int64_t b = 0; b < p->shape.batch && fake_computes(); b++)
-        widen_sequence(p, fake_dtype_of(symbol), b);
-}
-
-static void copy_tensor(const char *symbol, const attn_sm90_copy *c)
-{
-    unsigned char *out = c->out;
-    size_t pitch = 16 * (size_t)c->pieces;
-    fake_expect(c->pieces == (c->bytes + 15) / 16 && (uintptr_t)out % 16 == 0, symbol, "pieces");
-    for (int64_t b = 0; b < c->batch; b++)
-        for (int64_t r = 0; r < c->rows; r++)
-            for (int64_t h = 0; h < c->heads; h++, out += pitch) {
-                const unsigned char *in = c->in + b * c->stride[0] + r * c->stride[1] + h * c->stride[2];
-                fake_expect(in >= c->begin && in + c->bytes <= c->end, symbol, "ends of a tensor");
-                memset(out, 0, pitch);
-                memcpy(out, in, (size_t)c->bytes);
-            }
-}
-
-static void repack(const char *symbol, const CUlaunchConfig *config, const attn_sm90_repack_params *p)
-{
-    fake_expect(config->gridDimZ > 0 && config->gridDimZ <= 3 && config->blockDimX == 256, symbol, "grid");
-    for (unsigned i = 0; i < config->gridDimZ; i++) {
-        const attn_sm90_copy *c = &p->of[i];
-        fake_expect((int64_t)config->gridDimX * c->block_rows >= c->rows && config->gridDimY >= (unsigned)c->batch,
-                    symbol, "grid");
-        fake_expect(c->block_rows == 1 || c->block_rows * c->heads * c->pieces <= ATTN_SM90_COPY_PIECES, symbol,
-                    "rows of a block");
-        copy_tensor(symbol, c);
-    }
-}
-
-/* Parts that are merged, or added up. */
-static void merge(const char *symbol, const CUlaunchConfig *config, const attn_cuda_merge_params *p)
-{
-    attn_merge_desc d = { .dtype = fake_dtype_of(symbol),
-                          .out_dtype = (attn_dtype)p->out_dtype,
-                          .parts = p->parts,
-                          .batch = p->lines / ((int64_t)p->rows * p->heads),
-                          .rows = p->rows,
-                          .heads = p->heads,
-                          .dim = p->dim,
-                          .part_stride[3] = 1,
-                          .o_stride[3] = 1,
-                          .threads = 1,
-                          .sums = p->sums };
-    attn_merge_args a = { .part_o = p->part_o, .part_lse = p->sums ? NULL : p->part_lse, .o = p->o, .lse = p->lse };
-    attn_merge_plan *plan;
-    fake_expect(config->gridDimX == ceil_div(p->lines, 8) && config->blockDimX == 256, symbol, "grid");
-    for (int i = 0; i < p->parts; i++)
-        fake_expect(!p->part_rows[i], symbol, "parts with numbers of rows are not merged here");
-    for (int i = 0; i < 3; i++)
-        d.part_stride[i] = p->part_stride[i], d.o_stride[i] = p->o_stride[i];
-    if (attn_merge_plan_create(&plan, &d) || attn_merge_run(plan, &a, NULL)) fake_die("%s: %s", symbol, attn_error());
-    attn_merge_plan_destroy(plan);
-}
-
 /* Of the forward: graphs of a backward are not asked for here. */
 size_t fake_params_size(const char *symbol, const void *params)
 {
     const attn_cuda_kernel *k = kernel_of(symbol);
     const attn_sm90_params *p = params;
-    if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
-    if (strcmp(symbol, "attn_sm90_widen_bits") == 0) return sizeof(attn_sm90_widen_params);
-    if (strncmp(symbol, "attn_sm90_widen_", 16) == 0) return sizeof(attn_cuda_widen_params);
+    size_t around = fake_around_params_size(symbol);
+    if (around) return around;
     if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0) return sizeof(attn_cuda_unwidened_params);
-    if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
     if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_scaled_params);
@@ -685,29 +496,17 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
 {
     const attn_cuda_kernel *k = kernel_of(symbol);
     fake_expect(fake_cluster(config) == (k ? (unsigned)k->cluster : 1), symbol, "cluster");
-    if (fake_launch_backward(symbol, k, config, params)) return;
+    if (fake_launch_backward(symbol, k, config, params) || fake_launch_around(symbol, config, params)) return;
     if (k && k->form == ATTN_CUDA_FORWARD)
         forward(symbol, k, config, params);
     else if (k && k->form == ATTN_CUDA_DECODE)
         decode(symbol, k, config, params);
     else if (k)
         fallback(symbol, k->kv_dtypes, config, params);
-    else if (strncmp(symbol, "attn_sm90_widen_", 16) == 0 && strcmp(symbol, "attn_sm90_widen_bits") != 0)
-        widen(symbol, config, params);
     else if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0)
         unwidened(symbol, config, params);
     else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)
         combine(symbol, config, params);
-    else if (strcmp(symbol, "attn_sm90_interval_summary") == 0)
-        summarise(symbol, config, params);
-    else if (strcmp(symbol, "attn_sm90_bit_tiles") == 0)
-        find_bit_tiles(symbol, config, params);
-    else if (strcmp(symbol, "attn_sm90_widen_bits") == 0)
-        widen_bits(symbol, config, params);
-    else if (strcmp(symbol, "attn_sm90_repack") == 0)
-        repack(symbol, config, params);
-    else if (strncmp(symbol, "attn_merge_", 11) == 0)
-        merge(symbol, config, params);
     else
         fake_die("%s is no kernel", symbol);
 }

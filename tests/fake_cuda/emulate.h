@@ -1,4 +1,4 @@
-/* What the kernels of emulate.c and emulate_backward.c share. */
+/* What the kernels of emulate.c, emulate_backward.c and emulate_around.c share. */
 #ifndef TESTS_FAKE_CUDA_EMULATE_H
 #define TESTS_FAKE_CUDA_EMULATE_H
 
@@ -43,5 +43,10 @@ attn_dtype fake_dtype_of(const char *symbol);
 /* Whether the kernel is one of the backward's, and then done. kernel: the line that it is, or NULL. */
 bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *kernel, const CUlaunchConfig *config,
                           const void *params);
+
+/* Whether the kernel is one that summarises, copies or merges, and then done; bytes of its parameters, and of all
+ * others 0. */
+bool fake_launch_around(const char *symbol, const CUlaunchConfig *config, const void *params);
+size_t fake_around_params_size(const char *symbol);
 
 #endif

@@ -14,11 +14,6 @@ enum { TILE = ATTN_SM90_BACKWARD_ROWS };
 
 static const float mark = 12345;
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* ---- aligned rows -------------------------------------------------------------------------- */
 
 static bool is_varlen(const attn_sm90_params *p)
@@ -39,7 +34,7 @@ static int64_t aligned_row(bool varlen, int64_t pitch, int64_t heads, int64_t b,
 static void check_pitches(const char *symbol, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = ceil_div(c->shape.len_q, TILE) * TILE, keys = ceil_div(c->shape.len_kv, TILE) * TILE;
+    int64_t rows = attn_ceil_div(c->shape.len_q, TILE) * TILE, keys = attn_ceil_div(c->shape.len_kv, TILE) * TILE;
     if (is_varlen(c)) rows = (c->shape.total_q / TILE + c->shape.batch) * TILE;
     fake_expect(p->q_pitch == rows && (is_varlen(c) || p->kv_pitch == keys), symbol, "pitch of aligned rows");
 }
@@ -168,7 +163,7 @@ static void store_alibi(const gradients *g, float *parts, int count)
 static void fill_sinks(const gradients *g, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t tiles = ceil_div(c->shape.len_q, TILE);
+    int64_t tiles = attn_ceil_div(c->shape.len_q, TILE);
     for (int64_t h = 0; h < c->shape.heads_q && p->sink_parts; h++) {
         for (int64_t b = 0; b < c->shape.batch; b++)
             p->sink_parts[(h * c->shape.batch + b) * tiles] = 0;
@@ -184,7 +179,7 @@ static void check_schedule(const char *symbol, const attn_cuda_kernel *k, const 
     const attn_sm90_backward_schedule *s = &p->schedule;
     const attn_sm90_params *c = &p->common;
     int group = c->shape.heads_q / c->shape.heads_kv, keys = k->kv_tile * k->cluster;
-    int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->shape.batch : ceil_div(c->shape.len_kv, keys);
+    int64_t tiles = is_varlen(c) ? d->total_kv / keys + c->shape.batch : attn_ceil_div(c->shape.len_kv, keys);
     fake_expect(s->kv_tiles == tiles, symbol, "kv_tiles");
     int64_t items = tiles * c->shape.heads_kv * s->splits * (is_varlen(c) ? 1 : c->shape.batch);
     int64_t postprocess = (int64_t)s->postprocess_items * c->shape.heads_kv * c->shape.batch;
@@ -220,7 +215,7 @@ static void check_fused_postprocess(const char *symbol, const attn_cuda_kernel *
     const attn_sm90_params *c = &p->common;
     int64_t heads = (int64_t)c->shape.heads_kv * c->shape.batch,
             each = c->shape.heads_q / c->shape.heads_kv *
-                   ceil_div(c->shape.len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
+                   attn_ceil_div(c->shape.len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
     fake_expect(k->kv_tile == 128 && !(k->features & ATTN_CHUNK), symbol, "it fuses no postprocess");
     fake_expect(!s->head_persistent && !s->stream_k_items && !p->dq_semaphores && !(c->shape.flags & ATTN_CUDA_LENGTHS),
                 symbol, "a fused postprocess of work items that are not counted");
@@ -328,7 +323,7 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     fake_expect((s->splits > 1 || s->stream_k_items) == (p->dk_partials && p->dv_partials), symbol,
                 "parts of dK and dV");
     stream_k cut = { s, (int64_t)c->shape.heads_kv * c->shape.batch, k->kv_tile * k->cluster,
-                     ceil_div(c->shape.len_q, TILE) * (c->shape.heads_q / c->shape.heads_kv) };
+                     attn_ceil_div(c->shape.len_q, TILE) * (c->shape.heads_q / c->shape.heads_kv) };
     if (s->stream_k_items) check_stream_k(symbol, k, p, &cut);
     int64_t keys = rows_of(c, p->kv_pitch, c->shape.heads_kv);
     int64_t partial_rows = s->stream_k_items ? (s->stream_k_shares + s->stream_k_items) * cut.keys : s->splits * keys;
@@ -354,7 +349,7 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
 static void copy_grad_o(const attn_sm90_backward_params *p, attn_dtype dtype)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t rows = is_varlen(c) ? c->shape.total_q : c->shape.len_q, pitch = ceil_div(c->shape.dim_v, 8) * 8;
+    int64_t rows = is_varlen(c) ? c->shape.total_q : c->shape.len_q, pitch = attn_ceil_div(c->shape.dim_v, 8) * 8;
     attn_dtype from = c->shape.flags & ATTN_OUT_F32 ? ATTN_F32 : dtype;
     for (int64_t b = 0; b < (is_varlen(c) ? 1 : c->shape.batch); b++)
         for (int64_t i = 0; i < rows * c->shape.heads_q; i++)
@@ -372,7 +367,7 @@ static _Thread_local attn_sm90_backward_params preprocessed;
 static void preprocess(const char *symbol, const CUlaunchConfig *config, const attn_sm90_backward_params *p)
 {
     const attn_sm90_params *c = &p->common;
-    int64_t count = rows_of(c, p->q_pitch, c->shape.heads_q), tiles = ceil_div(c->shape.len_q, TILE);
+    int64_t count = rows_of(c, p->q_pitch, c->shape.heads_q), tiles = attn_ceil_div(c->shape.len_q, TILE);
     fake_expect(config->gridDimX == tiles && config->blockDimX == 256, symbol, "grid");
     fake_expect(config->gridDimY == (unsigned)c->shape.heads_q && config->gridDimZ == (unsigned)c->shape.batch, symbol,
                 "grid");
@@ -404,7 +399,7 @@ static gradients fallback_gradients(const char *symbol, const attn_cuda_backward
 static void fallback_q(const char *symbol, const CUlaunchConfig *config, const attn_cuda_backward_params *p)
 {
     const attn_cuda_params *c = &p->common;
-    int64_t blocks = ceil_div(c->shape.len_q, ATTN_CUDA_FALLBACK_ROWS);
+    int64_t blocks = attn_ceil_div(c->shape.len_q, ATTN_CUDA_FALLBACK_ROWS);
     fake_expect(config->gridDimX == blocks && config->gridDimY == (unsigned)c->shape.heads_q &&
                     config->blockDimX == 256,
                 symbol, "grid");
@@ -420,8 +415,9 @@ static void fallback_q(const char *symbol, const CUlaunchConfig *config, const a
 static void fallback_kv(const char *symbol, const CUlaunchConfig *config, const attn_cuda_backward_params *p)
 {
     const attn_cuda_params *c = &p->common;
-    fake_expect(config->gridDimX == ceil_div(c->shape.len_kv, ATTN_CUDA_FALLBACK_ROWS) && config->blockDimX == 256 &&
-                    config->gridDimY == (unsigned)c->shape.heads_kv && config->gridDimZ == (unsigned)c->shape.batch,
+    fake_expect(config->gridDimX == attn_ceil_div(c->shape.len_kv, ATTN_CUDA_FALLBACK_ROWS) &&
+                    config->blockDimX == 256 && config->gridDimY == (unsigned)c->shape.heads_kv &&
+                    config->gridDimZ == (unsigned)c->shape.batch,
                 symbol, "grid");
     gradients g = fallback_gradients(symbol, p);
     store(&g, KEYS, p->grad.k, p->grad.k_stride, NULL, 0, 0, 1, NULL);
@@ -446,7 +442,7 @@ static void postprocess(const char *symbol, const CUlaunchConfig *config, const 
 {
     attn_dtype dtype = p->flags & ATTN_OUT_F32 ? ATTN_F32 : fake_dtype_of(symbol);
     bool varlen = p->flags & ATTN_VARLEN;
-    fake_expect(config->gridDimX == ceil_div(p->length, TILE) && config->gridDimY == (unsigned)p->heads &&
+    fake_expect(config->gridDimX == attn_ceil_div(p->length, TILE) && config->gridDimY == (unsigned)p->heads &&
                     config->blockDimX == 128,
                 symbol, "grid");
     for (int64_t b = 0; b < config->gridDimZ; b++) {

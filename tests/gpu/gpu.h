@@ -19,9 +19,12 @@ __attribute__((format(printf, 2, 3))) void result(bool right, const char *format
 /* Of a problem's number. */
 check_options options_of(int number);
 
-/* A problem whose shape and flags are given, of the kernel's type and, where they are 0, dims, at addresses that TMA
- * takes. `parts`: some keys must be split. */
+/* A problem whose shape and flags are given, of the kernel's type; where they are 0 also its dims, type of keys and
+ * pages. At addresses that TMA takes. `parts`: some keys must be split. */
 void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts);
+
+/* A problem over pages of so many slots, in place of contiguous keys. */
+void set_pages(attn_desc *d, int64_t size);
 
 /* ---- what is tested of each kernel --------------------------------------------------------- */
 
@@ -40,6 +43,9 @@ void odd_addresses(const attn_cuda_kernel *k);
 /* Keys of a byte whose scales are as usual, and beyond what the type of the queries holds: kernels of the forward that
  * widen them. */
 void scales_of_keys(const attn_cuda_kernel *k);
+
+/* Keys of a byte of which rows see a few in the midst: neither first nor last KV tile begins or ends there. */
+void windows_of_bytes(const attn_cuda_kernel *k);
 
 /* What the forward's Q tiles do besides (forward.c), and the backward's work items (backward.c). */
 void forward_tiles(const attn_cuda_kernel *k);

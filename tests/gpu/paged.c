@@ -14,7 +14,7 @@
 
 enum { SEQUENCES = 3, PAGES = 5, SLOTS = 8, WIDTH = 4, DIM = 64, FRESH = 99 }; /* SLOTS: of a page at most */
 
-/* As f32, or as bf16 in the first half. Aligned, as the variants want it. */
+/* As f32, or as bf16 or bytes in the first part. Aligned, as the variants want it. */
 typedef struct world {
     _Alignas(16) float q[SEQUENCES * DIM];
     _Alignas(16) float k[PAGES * SLOTS * DIM];
@@ -28,7 +28,7 @@ typedef struct world {
 
 /* Where it runs: the fallback kernels leave out the keys of a page that is none, variants all keys of its rows. */
 typedef struct way {
-    attn_dtype dtype;
+    attn_dtype dtype, kv_dtype;
     const char *kernel;
     bool by_starts;
     int slots;       /* of a page */
@@ -40,7 +40,7 @@ static const int32_t ids[SEQUENCES][3] = { { 4, 0, 2 }, { 1, 3, 0 }, { 2, 4, -9 
 static void set_slot(float *pool, const way *at, int page, int slot, float x)
 {
     for (int d = 0; d < DIM; d++)
-        attn_store_scalar(at->dtype, pool, (page * at->slots + slot) * DIM + d, x);
+        attn_store_scalar(at->kv_dtype, pool, (page * at->slots + slot) * DIM + d, x);
 }
 
 /* Sequences of two pages and 4 keys, three pages, and a page and a key, in pages 4, 0, 2; 1, 3, 0 and 2, 4. Slot j of
@@ -67,6 +67,7 @@ static world fresh(const way *at)
 static attn_desc describe(const way *at)
 {
     return (attn_desc){ .dtype = at->dtype,
+                        .kv_dtype = at->kv_dtype,
                         .device = ATTN_CUDA,
                         .flags = ATTN_PAGED | ATTN_LENS_Q | ATTN_LENS_KV | ATTN_OUT_F32 | at->window |
                                  (at->window ? ATTN_PREFIX : 0),
@@ -95,7 +96,9 @@ static void run(world *w, const way *at, bool told)
     args.page_table = THERE(table), args.page_starts = at->by_starts ? THERE(starts) : NULL;
     args.fault = told ? THERE(fault) : NULL;
     if (good && attn_plan_create(&plan, &desc) == ATTN_OK) {
-        good = driver->cuMemAlloc(&workspace, attn_plan_workspace(plan) + 1) == 0;
+        size_t size = attn_plan_workspace(plan) + 1;
+        good = driver->cuMemAlloc(&workspace, size) == 0;
+        good = good && driver->cuMemsetD8Async(workspace, DEVICE_FRESH, size, NULL) == 0;
         good = good && attn_run(plan, &args, (void *)(uintptr_t)workspace, NULL) == ATTN_OK && device_wait() == ATTN_OK;
         attn_plan_destroy(plan);
     } else {
@@ -188,11 +191,12 @@ void paged_keys(void)
                                            "sm90_bf16_d128_128x128_paged", "sm90_bf16_d256_128x64_paged",
                                            "sm90_bf16_d128_128x64_score_mod_paged" };
     alarm(WATCHDOG_SECONDS);
-    for (int n = 0; n < 20; n++) {
-        way at = { n < 4 ? ATTN_F32 : ATTN_BF16, kernels[n / 4], n % 2, n / 2 % 2 ? 5 : SLOTS, 0 };
+    for (int n = 0; n < 40; n++) {
+        attn_dtype dtype = n % 20 < 4 ? ATTN_F32 : ATTN_BF16;
+        way at = { dtype, n < 20 ? dtype : ATTN_I8, kernels[n % 20 / 4], n % 2, n / 2 % 2 ? 5 : SLOTS, 0 };
         out_of_range(&at);
         at.window = ATTN_WINDOW;
-        if (n % 2 == 0 && (n < 4 || n >= 16)) gone(&at);
+        if (n % 2 == 0 && (n % 20 < 4 || n % 20 >= 16)) gone(&at);
     }
     alarm(0);
 }

@@ -12,10 +12,11 @@ check_options options_of(int number)
 }
 
 /* Boxes of 8 keys and more: several pages a KV tile, one, and less than one; and pages without. */
-static void set_pages(attn_desc *d, uint64_t seed)
+static const int64_t page_sizes[] = { 64, 12, 16, 1, 256, 100, 24, 5, 128, 3, 8, 300 };
+
+void set_pages(attn_desc *d, int64_t size)
 {
-    static const int64_t sizes[] = { 64, 12, 16, 1, 256, 100, 24, 5, 128, 3, 8, 300 };
-    int64_t size = sizes[seed / 4 % 12], each = (d->len_kv + size - 1) / size;
+    int64_t each = (d->len_kv + size - 1) / size;
     d->flags |= ATTN_PAGED | ATTN_LENS_KV;
     d->total_kv = 0;
     d->page_size = size, d->pages = d->batch * each + 3, d->table_width = each + 1;
@@ -28,13 +29,14 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     attn_plan *plan;
     attn_plan_info info = { .splits = 0 };
     desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
-    desc.kv_dtype = attn_cuda_kv_dtype(k);
-    if (k->kv_dtypes >> ATTN_I8 & 1 && k->tma && options.seed / 4 % 4 == 3) /* widened, now of this type, now of that */
+    if (!desc.kv_dtype) desc.kv_dtype = attn_cuda_kv_dtype(k);
+    if (!desc.kv_dtype && k->kv_dtypes >> ATTN_I8 & 1 && k->tma &&
+        options.seed / 4 % 4 == 3) /* widened, now of this type, now of that */
         desc.kv_dtype = options.seed / 16 % 2 ? ATTN_E4M3 : ATTN_I8;
     check_problem_add(&desc, k->needs & ~desc.flags);
     if (!desc.dim_qk) desc.dim_qk = k->dim;
     if (!desc.dim_v) desc.dim_v = k->dim_v;
-    if (k->paged) set_pages(&desc, options.seed);
+    if (k->paged && !desc.page_size) set_pages(&desc, page_sizes[options.seed / 4 % 12]);
     if (desc.kv_dtype) check_grid_scales((int)(options.seed / 4), &desc);
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "../scale.h"
 #include "check/grid.h"
 #include "check/widen.h"
 #include "gpu.h"
@@ -37,10 +38,15 @@ static void check_scaled(const attn_cuda_kernel *k, attn_desc desc, const check_
     check_problem_destroy(&problem);
 }
 
+static bool widens_keys(const attn_cuda_kernel *k)
+{
+    return k->form == ATTN_CUDA_FORWARD && k->kv_dtypes >> ATTN_I8 & 1 && !k->needs;
+}
+
 void scales_of_keys(const attn_cuda_kernel *k)
 {
     const int beyond = k->dtype == ATTN_F16 ? 18 : 108;
-    if (k->form != ATTN_CUDA_FORWARD || !(k->kv_dtypes >> ATTN_I8 & 1) || k->needs || k->paged) return;
+    if (!widens_keys(k) || k->paged) return;
     attn_desc desc = { .dtype = k->dtype, .kv_dtype = ATTN_I8, .batch = 2, .heads_q = 2, .heads_kv = 1 };
     desc.len_q = 33, desc.len_kv = 150, desc.dim_qk = desc.dim_v = k->dim < k->dim_v ? k->dim : k->dim_v;
     desc.flags = ATTN_SCALES_KV | ATTN_CAUSAL | ATTN_OUT_F32, desc.k_scale_rows = desc.v_scale_rows = 1;
@@ -49,4 +55,22 @@ void scales_of_keys(const attn_cuda_kernel *k)
     check_scaled(k, desc, &options, 0, true);
     check_scaled(k, desc, &options, beyond, false);
     check_scaled(k, desc, &options, -beyond - 6, false);
+}
+
+void windows_of_bytes(const attn_cuda_kernel *k)
+{
+    static const int64_t sizes[] = { 24, 64, 8, 256 };
+    if (!widens_keys(k)) return;
+    for (int i = 0; i < 8; i += test_scale() < 4 ? 1 : 3) {
+        attn_desc desc = { .kv_dtype = i % 2 ? ATTN_E4M3 : ATTN_I8,
+                           .flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_POSITIONS,
+                           .batch = 3,
+                           .heads_q = 2,
+                           .heads_kv = 1,
+                           .len_q = 20,
+                           .len_kv = 3 * k->kv_tile + 37,
+                           .window_left = 30 };
+        if (k->paged) set_pages(&desc, sizes[i / 2 % 4]);
+        check_kernel(k, desc, options_of(i), false);
+    }
 }

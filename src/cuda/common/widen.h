@@ -53,17 +53,15 @@ DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
     return s;
 }
 
-/* The page table of the copy. An entry whose page no row sees is no page, whatever it says, and its keys are not
- * copied. */
+/* The page table of the copy, from the first entry that some row sees to the last. Others may say anything, here as in
+ * the run's table: nobody reads them. */
 DEVICE void write_ids(const attn_cuda_widen_params *p, const widened_sequence *s)
 {
+    if (s->lo >= s->hi) return;
     long long at = s->pages.ids - p->table.ids;
-    int first = divided(s->lo, p->by_page), last = s->hi > s->lo ? divided(s->hi - 1, p->by_page) : -1;
-    for (long long i = blockIdx.x * ATTN_CUDA_WIDEN_THREADS + threadIdx.x; i < s->pages.count;
-         i += gridDim.x * ATTN_CUDA_WIDEN_THREADS) {
-        bool there = i >= first && i <= last && is_page(&p->table, s->pages.ids[i]);
-        p->ids[at + i] = there ? (int)(at + i) : -1;
-    }
+    int thread = blockIdx.x * ATTN_CUDA_WIDEN_THREADS + threadIdx.x, last = divided(s->hi - 1, p->by_page);
+    for (long long i = divided(s->lo, p->by_page) + thread; i <= last; i += gridDim.x * ATTN_CUDA_WIDEN_THREADS)
+        p->ids[at + i] = is_page(&p->table, s->pages.ids[i]) ? (int)(at + i) : -1;
 }
 
 /* A piece of the copy: the bytes that it comes from, and their scale, or where those of its channels are. */

@@ -35,7 +35,7 @@ typedef struct attn_cuda_widen_params {
     int tile;                /* keys of a KV tile, which rows that see one of them read whole */
     int block_rows;          /* that a block takes at once: at most ATTN_CUDA_WIDEN_PIECES pieces, or one row */
     attn_cuda_divisor by_page;
-    int *ids;        /* ATTN_PAGED: the page table of the copy: of each entry its own number, or no page */
+    int *ids;        /* ATTN_PAGED: the page table of the copy: of each entry that is seen its number, or no page */
     unsigned *unfit; /* 0 before; 1: some product of an element and its scale is beyond what dtype holds */
 } attn_cuda_widen_params;
 

@@ -69,7 +69,7 @@ DEVICE void attend_gathered(const attn_sm90_params *p, const shared *s, consumer
         wait_full(s, K, next);
         sight then = sight_of(s, c, next.index);
         if (now.mine && then.mine) {
-            iterate(p, s, c, f, true, now.both && then.both);
+            iterate(p, s, c, f, ANYTHING, now.both && then.both);
         } else {
             if (now.mine) last_pv(p, s, c, f);
             first_p(p, s, c, f, next.index, then.mine);

@@ -110,11 +110,15 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, fr
 
 /* ---- the main loop ---------------------------------------------------------------------------- */
 
+/* What may hide pairs of a KV tile. */
+enum what_hides { NOTHING, BITS_ALONE, ANYTHING };
+
 /* One turn: from the P of a KV tile to the P of the next. All barriers are waited for before the first product: one
- * between two batches would serialise them. turns: the other warpgroup does the same; cut: not masked but by bits. */
-DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, bool masked,
-                    bool turns = true, bool cut = false)
+ * between two batches would serialise them. by: for the next one; turns: the other warpgroup does the same. */
+DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, fragments *f, what_hides by,
+                    bool turns = true)
 {
+    const bool masked = by == ANYTHING, cut = by == BITS_ALONE;
     pipeline_state next = c->kv;
     advance(&next, config::stages);
     wait_full(s, K, next);
@@ -173,14 +177,14 @@ template <class registers> DEVICE void attend(const attn_sm90_params *p, const s
     while (!config::one_byte && c->left > 0) {
         int unmasked = mask::unmasked_iterations(p, s, c);
         for (int n = config::bits ? unmasked % CUT_FOLLOWS : unmasked; n > 0; n--)
-            iterate(p, s, c, &f, false);
+            iterate(p, s, c, &f, NOTHING);
         if constexpr (config::cuts_apart) {
             if (unmasked >= CUT_FOLLOWS) {
-                iterate(p, s, c, &f, false, true, true);
+                iterate(p, s, c, &f, BITS_ALONE);
                 continue;
             }
         }
-        if (c->left > 0) iterate(p, s, c, &f, true);
+        if (c->left > 0) iterate(p, s, c, &f, ANYTHING);
     }
     epilogue(p, s, c, &f);
 }
