@@ -2,31 +2,6 @@
 #include "problem/arrays.h"
 
 #include <string.h>
-
-#include "problem/desc.h"
-
-attn_args_array attn_array_strided(const char *name, size_t field, const void *base, int64_t size,
-                                   const int64_t extent[4], const int64_t stride[4])
-{
-    int64_t lo, hi;
-    attn_reach(extent, stride, &lo, &hi);
-    return (attn_args_array){ name,      field,     base,  size,
-                              lo * size, hi * size, false, { extent[0], extent[1], extent[2], extent[3] },
-                              stride };
-}
-
-attn_args_array attn_array_packed(const char *name, size_t field, const void *base, int64_t size, int64_t count)
-{
-    return (attn_args_array){ .name = name, .field = field, .base = base, .size = size, .hi = count * size };
-}
-
-bool attn_arrays_are_apart(const attn_args_array *a, const attn_args_array *b)
-{
-    uintptr_t x = (uintptr_t)a->base, y = (uintptr_t)b->base;
-    if (!a->base || !b->base || a->lo == a->hi || b->lo == b->hi) return true;
-    return x + (uintptr_t)a->hi <= y + (uintptr_t)b->lo || y + (uintptr_t)b->hi <= x + (uintptr_t)a->lo;
-}
-
 /* A step of |stride| bytes that may be taken 0 to `most` times. */
 typedef struct step {
     int64_t stride, most;
