@@ -74,6 +74,8 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
             _tensor.plain(type(tensor), name)
     if tensor.is_nested:
         _tensor.refuse_nested(name)
+    if tensor.layout != torch.strided:
+        _tensor.refuse_layout(tensor, name)
     if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
@@ -458,8 +460,9 @@ def scaled_dot_product_attention(
     elif is_causal and not at_end and rows > keys:
         is_causal, window = False, (-1, rows - keys)
     if attn_mask is not None:
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, or a floating type")
+        if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, float32, float16, bfloat16 or "
+                                  "float64")
         if attn_mask.dim() > max(query.dim(), 2):
             raise _c.InvalidError(f"attn_mask has {attn_mask.dim()} dimensions, query {query.dim()}: it takes no more")
         if len(lead) > 1 and attn_mask.dim() > 3:
