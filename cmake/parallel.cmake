@@ -4,7 +4,7 @@ add_library(attn_parallel_static STATIC ${parallel_sources})
 # The shared library has copies of those of libattn's functions that are not public and keep no state.
 list(TRANSFORM parallel_sources PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ REGEX "^src")
 add_library(attn_parallel_shared SHARED ${parallel_sources} src/parallel/shared/error.c src/base/decimal.c
-  src/base/detect.c src/base/text_buffer.c src/problem/args.c src/problem/desc.c src/problem/keys.c src/problem/ranges.c
+  src/base/detect.c src/base/text_buffer.c src/problem/args.c src/problem/arrays.c src/problem/desc.c src/problem/keys.c src/problem/ranges.c
   src/problem/sequence.c)
 
 if(ATTN_CUDA)

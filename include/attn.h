@@ -456,8 +456,10 @@ typedef struct attn_args {
     const attn_kv_layout *kv_layout;
 } attn_args;
 
-/* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses; NULL where that
- * is 0. stream: NULL on the CPU. ATTN_INVALID for bad lengths, tables and pointers, plan or args = NULL.
+/* Computes *args as the plan says. workspace: attn_plan_workspace(plan) bytes that no other run uses and that hold no
+ * element of an array of *args; NULL where that is 0. It may lie between the elements of one. With ATTN_PAGED all
+ * pages of k and v are elements, also those that no table names. stream: NULL on the CPU. ATTN_INVALID for bad lengths,
+ * tables and pointers, plan or args = NULL.
  *
  * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
  * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
@@ -485,8 +487,8 @@ static inline attn_status attn_run(const attn_plan *plan, const attn_args *args,
     return attn_run_sized(plan, args, sizeof *args, workspace, stream);
 }
 
-/* Checks *args as attn_run does, and computes nothing: ask before other work that must not be done if this run fails,
- * such as an append to the pages that it reads. ATTN_CUDA: no array is read. */
+/* Checks *args as attn_run does, but for the workspace, and computes nothing: ask before other work that must not be
+ * done if this run fails, such as an append to the pages that it reads. ATTN_CUDA: no array is read. */
 ATTN_API attn_status attn_check_sized(const attn_plan *plan, const attn_args *args, size_t args_size);
 static inline attn_status attn_check(const attn_plan *plan, const attn_args *args)
 {

@@ -464,7 +464,8 @@ typedef struct attn_cascade_keys {
 
 /* As attn_run. args: as for attn_run over each sequence's own keys, which with ATTN_CAUSAL are those of its query rows
  * at least, unless it has none at any level. shared: one for each level. Rows of no sequence become 0, and their LSE
- * -inf. On the CPU a run that fails has written nothing but workspace.
+ * -inf. workspace: as for attn_run, and apart from the arrays of shared. On the CPU a run that fails has written
+ * nothing but workspace.
  *
  * ATTN_CUDA: the call puts a kernel per level and one that merges into the stream, and now and then a small one before
  * a level. In a captured graph the levels are branches, which run at once: each on a share of the multiprocessors where

@@ -189,8 +189,8 @@ static inline attn_status attn_parallel_plan_get_info(const attn_parallel_plan *
 
 /* Computes this rank's rows; collective. q, o, lse, grad_o, grad_lse, grad_q have its rows, k, v, grad_k, grad_v its
  * keys. Lengths, prefix, first_kv, positions, intervals, slopes, sinks and the seed are the whole's, the same on every
- * rank. grad_alibi and grad_sink are the sums over all ranks, on every rank. workspace: workspace_bytes, any alignment.
- * With ATTN_DETERMINISTIC the same number of ranks gives the same bits.
+ * rank. grad_alibi and grad_sink are the sums over all ranks, on every rank. workspace: as for attn_run,
+ * workspace_bytes, any alignment. With ATTN_DETERMINISTIC the same number of ranks gives the same bits.
  *
  * ATTN_CUDA: the call puts the run into the stream and returns. Ranks tell each other nothing first: where one's
  * arguments are refused, the others wait for it until their engine's time-out. */

@@ -241,7 +241,7 @@ static void missing_flags_are_named(void **state)
                 assert_ok(attn_args_check(&w->desc, &w->args));
             else
                 expect(__LINE__, w, text);
-            assert_int_equal(attn_args_check_arrays(&w->desc, &w->args), ignored ? ATTN_OK : ATTN_INVALID);
+            assert_int_equal(attn_args_check_arrays(&w->desc, &w->args, NULL, 0), ignored ? ATTN_OK : ATTN_INVALID);
         }
 }
 
@@ -396,6 +396,57 @@ static void outputs_overlap_nothing(void **state)
     REFUSED(0, "lse overlaps bias", g->lse = a->bias + LEN_Q * LEN_KV - 1, g->o = a->lse);
 }
 
+static void expect_workspace(int line, const world *w, const void *workspace, uint64_t bytes, const char *text)
+{
+    attn_status status = attn_args_check_run(&w->desc, &w->args, workspace, bytes);
+    if (text ? status != ATTN_INVALID || !strstr(attn_error(), text) : status != ATTN_OK)
+        fail_msg("line %d: %s \"%s\", not \"%s\"", line, attn_status_name(status), attn_error(), text ? text : "");
+}
+
+/* A workspace may touch every array, but share a byte with none. */
+static void workspaces_overlap_nothing(void **state)
+{
+    (void)state;
+    char apart[64], text[160];
+    for (int direction = ATTN_FORWARD; direction <= ATTN_BACKWARD; direction++) {
+        world *w = create((attn_direction)direction, 0);
+        for (int i = 0; i < (direction == ATTN_FORWARD ? PARTS_FORWARD : PARTS); i++) {
+            char *at = (char *)&w->at;
+            char *begin = at + parts[i].begin, *last = at + parts[i].end - 1;
+            snprintf(text, sizeof text, "workspace = %p overlaps %s = %p: it takes 1 bytes of its own", (void *)last,
+                     parts[i].name, (void *)begin);
+            expect_workspace(__LINE__, w, last, 1, text);
+            expect_workspace(__LINE__, w, begin, 1, parts[i].name);
+            expect_workspace(__LINE__, w, last, 0, NULL);
+        }
+        expect_workspace(__LINE__, w, apart, sizeof apart, NULL);
+        expect_workspace(__LINE__, w, (char *)&w->at - 64, 64, NULL);
+        expect_workspace(__LINE__, w, (char *)&w->at - 64, 65, "overlaps q");
+    }
+}
+
+/* It may lie between the elements of one, as in a slab of memory for each sequence. */
+static void workspaces_lie_in_gaps(void **state)
+{
+    (void)state;
+    enum { SLAB = 100, KEYS = 4, WIDTH = 2 * 3 };
+    float slabs[3 * SLAB], o[3 * WIDTH];
+    attn_desc d = { .dtype = ATTN_F32, .batch = 3, .heads_q = 2, .len_q = 1, .len_kv = KEYS, .dim_qk = 3 }, whole;
+    d.q_stride[0] = d.k_stride[0] = SLAB, d.v_stride[0] = -SLAB;
+    d.q_stride[1] = d.k_stride[1] = d.v_stride[1] = WIDTH, d.q_stride[2] = d.k_stride[2] = d.v_stride[2] = 3;
+    d.q_stride[3] = d.k_stride[3] = d.v_stride[3] = 1;
+    assert_ok(attn_desc_resolve(&whole, &d, sizeof d));
+    attn_args args = { .q = slabs, .k = slabs + WIDTH, .v = slabs + 2 * SLAB + (KEYS + 1) * WIDTH, .o = o };
+    int used = (2 * KEYS + 1) * WIDTH; /* of each slab, from its beginning */
+    for (int at = 0; at < 3 * SLAB; at++)
+        for (int floats = 1; floats < 3 * SLAB - at; floats += 7) {
+            bool apart = at % SLAB >= used && at % SLAB + floats <= SLAB;
+            if (at >= 2 * SLAB + used) apart = true;
+            attn_status status = attn_args_check_run(&whole, &args, slabs + at, 4 * (uint64_t)floats);
+            assert_int_equal(status, apart ? ATTN_OK : ATTN_INVALID);
+        }
+}
+
 /* With strides the bytes between first and last element count, whichever way the axis runs. */
 static void strides_widen_arrays(void **state)
 {
@@ -479,7 +530,7 @@ static void deltas_are_checked(void **state)
 #undef GIVEN
     world *w = create(ATTN_BACKWARD, 0);
     w->desc.device = ATTN_CUDA;
-    assert_int_equal(attn_args_check_arrays(&w->desc, &w->args), ATTN_UNSUPPORTED);
+    assert_int_equal(attn_args_check_arrays(&w->desc, &w->args, NULL, 0), ATTN_UNSUPPORTED);
     assert_non_null(strstr(attn_error(), "ATTN_CUDA does not write it"));
 }
 
@@ -571,6 +622,9 @@ static void pages_are_checked(void **state)
         PAGES_ARE(starts, "page_table is NULL, but has elements", p->args.page_table = NULL);
         PAGES_ARE(starts, "fault is not NULL: the CPU", p->args.fault = (uint32_t *)(void *)p->starts);
     }
+    paged *pages = create_paged(false); /* those that no table names are the pool's, too */
+    assert_int_equal(attn_args_check_run(&pages->desc, &pages->args, pages->pool + 3 * 4, 16), ATTN_INVALID);
+    assert_non_null(strstr(attn_error(), "overlaps k = 0x"));
     PAGES_ARE(false, "page_starts = 0x", p->args.page_starts = p->starts);
     PAGES_ARE(true, "page_starts is NULL, but has elements", p->args.page_starts = NULL);
     PAGES_ARE(true, "page_starts[0] = 1 is not 0", p->starts[0] = 1);
@@ -667,7 +721,8 @@ int main(void)
         cmocka_unit_test(gradients_have_their_type),   cmocka_unit_test(lengths_without_varlen_are_checked),
         cmocka_unit_test(pages_are_checked),           cmocka_unit_test(pages_that_nobody_sees_are_not_looked_at),
         cmocka_unit_test(blocks_are_checked),          cmocka_unit_test(logits_are_checked),
-        cmocka_unit_test(every_interval_is_checked),
+        cmocka_unit_test(every_interval_is_checked),   cmocka_unit_test(workspaces_overlap_nothing),
+        cmocka_unit_test(workspaces_lie_in_gaps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

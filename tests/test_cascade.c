@@ -225,6 +225,11 @@ static void arguments_are_refused(void **state)
     refused(attn_cascade_run(plan, &good, keys, NULL, NULL), "workspace = NULL");
     bad.o = got.k;
     refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "overlap");
+    bad.o = workspace + attn_cascade_plan_workspace(plan) / 8 * 8 - 8;
+    refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "overlaps o = 0x");
+    keys[0].page_table = (int32_t *)(void *)workspace;
+    refused(attn_cascade_run(plan, &good, keys, workspace, NULL), "shared[0]: workspace = 0x");
+    cascade_shared_keys(&p, &got, keys);
     bad = good, bad.page_table = NULL;
     refused(attn_cascade_run(plan, &bad, keys, workspace, NULL), "page_table");
     keys[0].page_table = NULL;

@@ -280,6 +280,7 @@ static void every_layout_is_taken(void **state)
     assert_null(strstr(text, "addresses"));
     workspace = malloc(attn_plan_workspace(plan));
     args = args_of(&t);
+    refused(attn_run(plan, &args, t.o, NULL), ATTN_INVALID, "workspace = 0x");
     assert_ok(attn_run(plan, &args, workspace, NULL));
     attn_plan_destroy(plan);
     free(workspace);

@@ -210,7 +210,7 @@ typedef struct visitor {
     attn_engine engine;
     attn_desc desc;
     attn_parallel_desc how;
-    bool absent, no_q; /* it makes no call; it passes no q */
+    bool absent, no_q, no_room; /* it makes no call; it passes no q, or a workspace that is its q */
     int runs;
     attn_status status;
     double ended;
@@ -241,6 +241,7 @@ static void *visit(void *argument)
             .q = tensor, .k = tensor + ELEMENTS, .v = tensor + 2 * ELEMENTS, .o = tensor + 3 * ELEMENTS
         };
         if (v->no_q) args.q = NULL;
+        if (v->no_room) args.q = workspace;
         for (int i = 0; i < v->runs && !v->status; i++)
             v->status = attn_parallel_run(plan, &args, workspace, NULL);
         attn_parallel_plan_destroy(plan);
@@ -289,22 +290,24 @@ static void expect_message(const visitor *v, attn_status status, const char *tex
 static void all_ranks_refuse(void **state)
 {
     (void)state;
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < 4; n++) {
         attn_thread_group *group;
         visitor v[VISITORS];
         begin(&group, v, 60);
         if (n == 0) v[2].desc.dim_qk = 0;
         if (n == 1) v[2].no_q = true;
         if (n == 2) v[2].desc.len_q = 255;
+        if (n == 3) v[2].no_room = true;
         visit_all(v);
         for (int r = 0; r < VISITORS; r++) {
             if (n == 2) expect_message(&v[r], ATTN_RANK_FAILED, "ranks 0 and 2 of 4 have different problems");
-            if (n < 2 && r != 2) expect_message(&v[r], ATTN_RANK_FAILED, "rank 2 of 4 failed: ATTN_INVALID");
+            if (n != 2 && r != 2) expect_message(&v[r], ATTN_RANK_FAILED, "rank 2 of 4 failed: ATTN_INVALID");
         }
         if (n == 0) expect_message(&v[2], ATTN_INVALID, "dim_qk = 0 is not in 1 to 512");
         if (n == 1) expect_message(&v[2], ATTN_INVALID, "q is NULL");
+        if (n == 3) expect_message(&v[2], ATTN_INVALID, "workspace = 0x");
         for (int r = 0; r < VISITORS; r++)
-            v[r].desc.dim_qk = 16, v[r].desc.len_q = 256, v[r].no_q = false;
+            v[r].desc.dim_qk = 16, v[r].desc.len_q = 256, v[r].no_q = v[r].no_room = false;
         visit_all(v);
         for (int r = 0; r < VISITORS; r++)
             expect_message(&v[r], ATTN_OK, "");

@@ -501,6 +501,42 @@ static void arguments_are_checked_without_a_run(void **state)
     free(q), free(o), free(workspace);
 }
 
+/* Whatever computes: a run whose workspace holds one of its arrays is refused, and writes nothing. */
+static void workspaces_are_apart(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        attn_desc desc = base_desc(40, 300);
+        desc.batch = 1;
+        if (i == 1) desc.direction = ATTN_BACKWARD;
+        if (i == 2) desc.dtype = ATTN_F64;
+        if (i == 3) desc.len_q = 1;
+        attn_plan *plan = plan_of(&desc);
+        size_t size = attn_plan_workspace(plan), array = (size_t)(300 * desc.heads_q * desc.dim_qk) * 8;
+        char *room = calloc(9, array), *workspace = malloc(size + array), *text = malloc(size);
+        attn_args args = { .q = room, .k = room + array, .v = room + 2 * array, .o = room + 3 * array };
+        args.lse = (float *)(void *)(room + 4 * array);
+        args.grad_o = room + 5 * array, args.grad_q = room + 6 * array, args.grad_k = room + 7 * array;
+        args.grad_v = room + 8 * array;
+        memset(workspace, 77, size), memset(text, 77, size);
+        const void **field[] = { &args.q, &args.k, (const void **)(void *)&args.lse,
+                                 (const void **)(void *)(i == 1 ? &args.grad_v : &args.o) };
+        for (int n = 0; n < COUNT(field); n++) {
+            const void *kept = *field[n];
+            uintptr_t last = ((uintptr_t)workspace + size - 1) / 8 * 8;
+            *field[n] = workspace + (last - (uintptr_t)workspace);
+            assert_ok(attn_check(plan, &args));
+            assert_int_equal(attn_run(plan, &args, workspace, NULL), ATTN_INVALID);
+            assert_non_null(strstr(attn_error(), "workspace = 0x"));
+            *field[n] = kept;
+        }
+        assert_memory_equal(workspace, text, size);
+        assert_ok(attn_run(plan, &args, workspace, NULL));
+        attn_plan_destroy(plan);
+        free(room), free(workspace), free(text);
+    }
+}
+
 /* Of packed sequences a looser bound of the lengths changes nothing: neither the choice, nor workspace or prediction;
  * where tables are laid out by it, the prediction at least. */
 static void bounds_above_the_totals_change_nothing(void **state)
@@ -556,6 +592,7 @@ int main(void)
         cmocka_unit_test(numbers_add_up),
         cmocka_unit_test(workspace_does_not_grow_with_length),
         cmocka_unit_test(workspace_of_the_backward_is_linear),
+        cmocka_unit_test(workspaces_are_apart),
         runs_here(workspace_is_exact_at_any_address),
         cmocka_unit_test(bounds_above_the_totals_change_nothing),
         cmocka_unit_test(null_is_refused),

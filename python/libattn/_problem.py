@@ -195,7 +195,8 @@ def _converted(array: np.ndarray, name: str, dtype: str) -> np.ndarray:
 
 def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> None:
     if tuple(shape) not in allowed:
-        raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(str(a) for a in allowed)}")
+        words = dict.fromkeys(str(shape) for shape in allowed)
+        raise _c.InvalidError(f"{name} has shape {tuple(shape)}; it takes {' or '.join(words)}")
 
 
 def address_of(seen: Any, name: str = "a tensor") -> int:
@@ -203,6 +204,7 @@ def address_of(seen: Any, name: str = "a tensor") -> int:
     try:
         place = address(seen)
     except RuntimeError as problem:  # torch's wrappers, as of torch.func, and its fake tensors
+        layout(seen, name)  # raises for those of other layouts
         raise _c.UnsupportedError(f"{name} has no memory to read, as under transforms of torch.func: the functions of "
                                   "libattn.torch have operators for these") from problem
     if place:
@@ -288,11 +290,15 @@ class Problem:
         self._heads("k", "k and v")
         if self.varlen:
             desc.flags |= _c.VARLEN
-            desc.batch = self.arrays["cu_lens_q"].shape[0] - 1
-            desc.len_q, desc.len_kv = _integer("max_len_q", self.varlen[0]), _integer("max_len_kv", self.varlen[1])
+            starts = self.arrays["cu_lens_q"].shape
+            if len(starts) != 1 or not starts[0]:
+                raise _c.InvalidError(f"cu_lens_q has shape {starts}; it takes (batch + 1)")
+            desc.batch = starts[0] - 1
+            desc.len_q, desc.len_kv = (_integer(name, most, 31, 0) for name, most in
+                                       zip(("max_len_q", "max_len_kv"), self.varlen))
             desc.total_q, desc.total_kv = q.shape[0], k.shape[0]
             for name in ("cu_lens_q", "cu_lens_kv"):
-                shape_is(name, self.arrays[name].shape, (max(desc.batch, 0) + 1,))
+                shape_is(name, self.arrays[name].shape, starts)
         else:
             if q.shape[0] != k.shape[0]:
                 raise _c.InvalidError(f"q has a batch of {q.shape[0]}, k and v of {k.shape[0]}: they must be equal")
@@ -391,12 +397,15 @@ class Problem:
             shape = arrays["intervals"].shape
             vectors, kv = shape[-1] if shape else 0, desc.heads_kv
             shape_is("intervals", shape, (batch, 1, desc.len_kv, vectors), (batch, kv, desc.len_kv, vectors))
+            if vectors not in ((1, 2) if desc.flags & _c.CAUSAL else (2, 4)):
+                raise _c.InvalidError(f"intervals has shape {shape}; its last dimension is 1 or 2 with causal, 2 or 4 "
+                                      "without")
             desc.interval_heads, desc.interval_vectors = shape[1], vectors
         if "bits" in arrays:
             desc.flags |= _c.BITS
             width = ((desc.bits_keys or desc.len_kv) + 7) // 8
-            shapes = [(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)]
-            shape_is("bits", arrays["bits"].shape, *dict.fromkeys(shapes))
+            shape_is("bits", arrays["bits"].shape,
+                     *[(b, h, desc.len_q, width) for b in (1, batch) for h in (1, heads)])
             desc.bits_batch, desc.bits_heads = arrays["bits"].shape[:2]
         if self.blocks:
             self._blocks()

@@ -248,6 +248,11 @@ def address(seen: Any) -> int:
     return seen.address if type(seen) is View else seen.data_ptr()
 
 
+def refuse_layout(tensor: Any, name: str) -> None:
+    """Raises for a torch tensor of another layout than torch.strided."""
+    raise TypeError(f"{name}: a tensor of layout {tensor.layout}; it takes strided ones, as .to_dense() gives them")
+
+
 def layout(seen: Any, name: str) -> Layout:
     """The tensor's layout; raises TypeError or ValueError for what no plan can describe."""
     if type(seen) is View:
@@ -263,9 +268,9 @@ def layout(seen: Any, name: str) -> Layout:
         raise TypeError(f"{name}: a view that negates or conjugates what it shows; .resolve_neg() or .resolve_conj() "
                         "gives a tensor of these values")
     if seen.layout != torch.strided:
-        raise TypeError(f"{name}: a tensor of layout {seen.layout}; it takes strided ones, as .to_dense() gives them")
+        refuse_layout(seen, name)
     if seen.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name}: is on {seen.device}; it takes the CPU or a CUDA GPU")
+        raise _c.InvalidError(f"{name} is on {seen.device}; it takes the CPU or a CUDA GPU")
     index = None if seen.device.type == "cpu" else seen.device.index
     return Layout(str(seen.dtype).rsplit(".", 1)[-1], tuple(seen.shape), tuple(seen.stride()), index, False)
 

@@ -10,7 +10,7 @@ autograd, torch.ops.libattn.append_kvcache, torch.ops.libattn.with_kvcache and t
 from __future__ import annotations
 
 import warnings
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -74,6 +74,8 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
             _tensor.plain(type(tensor), name)
     if tensor.is_nested:
         _tensor.refuse_nested(name)
+    if tensor.layout != torch.strided:
+        _tensor.refuse_layout(tensor, name)
     if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
         raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
     return tensor
@@ -267,6 +269,21 @@ def context_parallel_attention(
     return (o, lse) if return_lse else o
 
 
+def _check_over_ranks(dtype: torch.dtype, is_on_gpu: bool, chunk: Optional[int], dropout_p: float,
+                      arrays: Dict[str, Tensor]) -> None:
+    """Refuses what libattn_parallel does not compute, by the names of context_parallel_attention."""
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise _c.UnsupportedError(f"q is {dtype}; over ranks it takes float32, float16 and bfloat16")
+    given = [name for name, array in arrays.items() if name != "cu_lens_kv" or array is not arrays.get("cu_lens_q")]
+    given += [name for name, value in (("chunk", chunk), ("dropout_p", dropout_p or None)) if value is not None]
+    if is_on_gpu and given:
+        raise _c.UnsupportedError(f"{', '.join(given)} and a q on a GPU: over ranks GPUs take causal, window, "
+                                  "softcap, alibi and sink")
+    if dropout_p and "cu_lens_q" in arrays:
+        raise _c.UnsupportedError(f"dropout_p = {dropout_p} and cu_lens_q: over ranks packed sequences take no "
+                                  "dropout, for they are cut at rows that are no multiple of 16")
+
+
 def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, window, chunk, scale, softcap,
              dropout_p, return_lse, out_f32, deterministic, threads, layout, schedule, memory, pieces, transport):
     """What context_parallel_attention was given, checked and as _torch_parallel takes it."""
@@ -292,6 +309,8 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
         longest = [int(arrays[name].diff().max()) if arrays[name].numel() > 1 else 0
                    for name in ("cu_lens_q", "cu_lens_kv")]
         max_lens = tuple(found if given is None else given for given, found in zip((max_len_q, max_len_kv), longest))
+    q, k, v = _autocast(q, k, v)
+    _check_over_ranks(q.dtype, q.is_cuda, chunk, dropout_p, arrays)
     drawn = _seed(dropout_p, seed, q.device)
     options = _torch_parallel.Options(
         (causal, window, chunk, scale, softcap, dropout_p, out_f32, deterministic, threads_of(threads, q), "auto", None,
@@ -301,7 +320,7 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
         _options.integer("pieces", pieces, 31, 0), _torch_parallel.one_of("transport", transport, _parallel.TRANSPORTS),
         max_lens, None if drawn is None else tuple(drawn.tolist()),
         seed is None and drawn is not None)
-    return options, arrays, (*_autocast(q, k, v), _float(alibi, "alibi", q), _float(sink, "sink", q))
+    return options, arrays, (q, k, v, _float(alibi, "alibi", q), _float(sink, "sink", q))
 
 
 def _no_fast_kernel(q: Tensor, v: Tensor) -> Optional[str]:
@@ -397,8 +416,9 @@ def scaled_dot_product_attention(
         fallback   "sdpa": what libattn has no fast kernel for is left to torch's function, with one warning. None: it
                    raises UnsupportedError with the reason
 
-    A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v). Nested tensors of layout torch.jagged, (batch,
-    heads, j, dim), are computed as packed rows, without attn_mask.
+    dropout_p is applied as round(256 dropout_p) / 256: below 1/512 nothing is dropped, and from 511/512 on, which would
+    drop everything, it raises. A row that sees no key is 0. Returns (..., heads_q, len_q, dim_v). Nested tensors of
+    layout torch.jagged, (batch, heads, j, dim), are computed as packed rows, without attn_mask.
     """
     if _options.check("fallback", fallback) not in (None, "sdpa"):
         raise _c.InvalidError(f'fallback is {fallback!r}; it takes None or "sdpa"')
@@ -440,8 +460,9 @@ def scaled_dot_product_attention(
     elif is_causal and not at_end and rows > keys:
         is_causal, window = False, (-1, rows - keys)
     if attn_mask is not None:
-        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-            raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, or a floating type")
+        if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            raise _c.InvalidError(f"attn_mask is {attn_mask.dtype}; it takes torch.bool, float32, float16, bfloat16 or "
+                                  "float64")
         if attn_mask.dim() > max(query.dim(), 2):
             raise _c.InvalidError(f"attn_mask has {attn_mask.dim()} dimensions, query {query.dim()}: it takes no more")
         if len(lead) > 1 and attn_mask.dim() > 3:

@@ -165,9 +165,13 @@ def refusals():
     fails(lambda: attend(q, k, v, transport="tcp"), invalid, "transport is 'tcp'; it takes 'nccl', 'peer'")
     fails(lambda: attend(q, k, v, pieces=-1), invalid, "pieces is -1")
     fails(lambda: attend(q, k, v, memory=1), invalid, "memory = 1: ")
-    fails(lambda: attend(q.double(), k.double(), v.double()), unsupported, "over ranks it is ATTN_F32")
+    fails(lambda: attend(q.double(), k.double(), v.double()), unsupported, "q is torch.float64; over ranks")
     fails(lambda: attend(q[0], k[0], v[0], cu_lens_q=ints(0, 100), dropout_p=0.5), unsupported,
-          "over ranks ATTN_DROPOUT does not take ATTN_VARLEN")
+          "dropout_p = 0.5 and cu_lens_q: over ranks packed sequences take no dropout")
+    fails(lambda: la._check_over_ranks(torch.float16, True, 8, 0.1, {"lens_q": q, "cu_lens_q": k, "cu_lens_kv": k}),
+          unsupported, "^lens_q, cu_lens_q, chunk, dropout_p and a q on a GPU: over ranks GPUs take causal")
+    la._check_over_ranks(torch.float16, True, None, 0.0, {})
+    la._check_over_ranks(torch.float16, False, 8, 0.1, {"lens_q": q})
     fails(lambda: attend(*(x.to("meta") for x in (q, k, v))), unsupported, "q is a Tensor on meta")
     fails(lambda: attend(q, k, v, group=3), TypeError, "group is int")
     fails(lambda: attend(q, k, v, group=dist.GroupMember.NON_GROUP_MEMBER), invalid, "not in it")

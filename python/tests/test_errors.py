@@ -81,6 +81,10 @@ def test_tables(make):
     refuses("beyond int32", q, k, v, lens_kv=[1, 1 << 40])
     refuses("lens_kv is float64", q, k, v, lens_kv=[1.0, 2.0], kind=TypeError)
     refuses("sink has shape", q, k, v, sink=[1.0])
+    refuses(r"alibi has shape \(3,\); it takes \(4,\) or \(1, 4\)$", q[:1], k[:1], v[:1], alibi=[1.0] * 3)
+    for causal, vectors in ((False, 1), (False, 3), (True, 4)):
+        refuses(rf"intervals has shape \(2, 1, 13, {vectors}\); its last dimension is", q, k, v, causal=causal,
+                intervals=np.zeros((2, 1, 13, vectors), np.int32))
     refuses("alibi", q, k, v, alibi=np.array([1, 2, np.inf, 3], "f"))
     refuses("bias has shape", q, k, v, bias=np.zeros((3, 13), "f"))
     refuses("bias is float64", q, k, v, bias=np.zeros((9, 13)))

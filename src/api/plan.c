@@ -101,5 +101,5 @@ attn_status attn_check_sized(const attn_plan *plan, const attn_args *args, size_
     if (!status) status = plan_of_run(&plan, &own, &full);
     if (status) return status;
     bool on_host = plan->desc.device == ATTN_CPU;
-    return on_host ? attn_args_check(&plan->desc, &full) : attn_args_check_arrays(&plan->desc, &full);
+    return on_host ? attn_args_check(&plan->desc, &full) : attn_args_check_arrays(&plan->desc, &full, NULL, 0);
 }

@@ -114,7 +114,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
 {
     (void)parts;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
-    attn_status status = attn_args_check(&plan->desc, args);
+    attn_status status = attn_args_check_run(&plan->desc, args, workspace, plan->workspace);
     if (status) return status;
     uintptr_t from = (uintptr_t)workspace;
     if (plan->desc.direction == ATTN_BACKWARD)

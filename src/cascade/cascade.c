@@ -458,8 +458,10 @@ static attn_args args_of_level(const attn_args *args, const attn_cascade_keys *k
                         .fault = args->fault };
 }
 
-/* Arrays of shared levels: that they are apart from the caller's o and lse. What they hold is the levels' to check. */
-static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *own, const attn_cascade_keys *keys)
+/* Arrays of shared levels: that they are apart from the caller's o, lse and workspace. What they hold is the levels' to
+ * check. */
+static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *own, const attn_cascade_keys *keys,
+                                const void *workspace)
 {
     attn_status status = ATTN_OK;
     for (int i = 0; i + 1 < plan->parts && !status; i++) {
@@ -469,7 +471,7 @@ static attn_status check_shared(const attn_cascade_plan *plan, const attn_args *
         d.flags = (d.flags & ~(uint32_t)ATTN_OUT_F32) | (plan->desc.flags & ATTN_OUT_F32);
         d.out_dtype = plan->desc.out_dtype;
         memcpy(d.o_stride, plan->desc.o_stride, sizeof d.o_stride);
-        status = about(attn_args_check_arrays(&d, &args), "shared", i);
+        status = about(attn_args_check_arrays(&d, &args, workspace, plan->workspace), "shared", i);
     }
     return status;
 }
@@ -485,12 +487,14 @@ static bool are_shared(const attn_cascade_plan *plan, const attn_cascade_keys *k
 
 /* Where the host may read them: lengths and tables. With ATTN_CAUSAL a sequence's rows are its last own keys, unless it
  * has no keys at all. */
-static attn_status check(const attn_cascade_plan *plan, const attn_args *a, const attn_cascade_keys *keys)
+static attn_status check(const attn_cascade_plan *plan, const attn_args *a, const attn_cascade_keys *keys,
+                         const void *workspace)
 {
     const attn_desc *d = &plan->desc;
     bool host = d->device == ATTN_CPU;
-    attn_status status = host ? attn_args_check(d, a) : attn_args_check_arrays(d, a);
-    if (!status) status = check_shared(plan, a, keys);
+    attn_status status = host ? attn_args_check_run(d, a, workspace, plan->workspace)
+                              : attn_args_check_arrays(d, a, workspace, plan->workspace);
+    if (!status) status = check_shared(plan, a, keys, workspace);
     for (int64_t b = 0; host && b < d->batch && !status && d->flags & ATTN_CAUSAL; b++) {
         int32_t row0 = a->cu_lens_q[b], row1 = a->cu_lens_q[b + 1], rows = row1 - row0;
         if (a->lens_kv[b] < rows && (a->lens_kv[b] > 0 || are_shared(plan, keys, row0, row1)))
@@ -536,7 +540,7 @@ attn_status attn_cascade_run_sized(const attn_cascade_plan *plan, const attn_arg
         status =
             attn_struct_copy(&keys[i], sizeof *keys, shared ? (const char *)shared + (size_t)i * shared_size : NULL,
                              shared_size, "shared");
-    if (!status) status = check(plan, &own, keys);
+    if (!status) status = check(plan, &own, keys, workspace);
     if (!status && !workspace)
         status = attn_fail(ATTN_INVALID, "workspace = NULL: the plan needs %zu bytes", plan->workspace);
     if (status) return status;

@@ -307,7 +307,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
 {
     (void)parts;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
-    attn_status status = attn_args_check(&plan->desc, args);
+    attn_status status = attn_args_check_run(&plan->desc, args, workspace, plan->workspace);
     if (status || is_empty(&plan->desc)) return status;
     static void (*const drivers[ATTN_FORMS])(const attn_plan *, const attn_args *,
                                              void *) = { attn_prefill_run, attn_decode_run, attn_backward_run };

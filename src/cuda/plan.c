@@ -175,7 +175,7 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
 static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream, attn_parts *parts)
 {
     const attn_cuda_plan *cuda = attn_cuda_plan_of(plan);
-    attn_status status = attn_args_check_arrays(&plan->desc, args);
+    attn_status status = attn_args_check_arrays(&plan->desc, args, workspace, plan->workspace);
     if (!status) status = attn_cuda_check_context(cuda->driver, cuda->context);
     if (status) return status;
     uintptr_t start = ((uintptr_t)workspace + ATTN_CUDA_ALIGN - 1) / ATTN_CUDA_ALIGN * ATTN_CUDA_ALIGN;

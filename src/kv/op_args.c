@@ -52,25 +52,16 @@ static const pointer pointers[] = {
 
 enum { POINTERS = sizeof pointers / sizeof *pointers };
 
-/* An array of the run: bytes [lo, hi) from base. */
-typedef struct array {
-    const char *name;
-    const void *base;
-    int64_t lo, hi;
-    const int64_t *stride; /* of a tensor, in elements of `size` bytes; NULL: a line */
-    int64_t extent[4], size;
-} array;
+typedef attn_args_array array;
 
 static array tensor(const char *name, const void *base, int64_t size, const int64_t extent[4], const int64_t stride[4])
 {
-    int64_t lo, hi;
-    attn_reach(extent, stride, &lo, &hi);
-    return (array){ name, base, lo * size, hi * size, stride, { extent[0], extent[1], extent[2], extent[3] }, size };
+    return attn_array_strided(name, 0, base, size, extent, stride);
 }
 
 static array line(const char *name, const void *base, int64_t size, int64_t count)
 {
-    return (array){ .name = name, .base = base, .hi = size * count };
+    return attn_array_packed(name, 0, base, size, count);
 }
 
 typedef struct arrays {
@@ -138,69 +129,15 @@ static attn_status check_there(const array *a)
 
 static attn_status check_apart(const array *out, const array *other)
 {
-    uintptr_t out_base = (uintptr_t)out->base, base = (uintptr_t)other->base;
-    if (!out->base || !other->base || out->lo == out->hi || other->lo == other->hi) return ATTN_OK;
-    if (out_base + (uintptr_t)out->hi <= base + (uintptr_t)other->lo ||
-        base + (uintptr_t)other->hi <= out_base + (uintptr_t)out->lo)
-        return ATTN_OK;
+    if (attn_arrays_are_apart(out, other)) return ATTN_OK;
     return attn_fail(ATTN_INVALID, "%s overlaps %s", out->name, other->name);
-}
-
-/* A step of |stride| bytes that may be taken 0 to `most` times. */
-typedef struct step {
-    int64_t stride, most;
-} step;
-
-/* Whether steps, the longest first, can go exactly `distance`. A step is tried only as often as shorter ones can make
- * up for the rest: once or twice where axes lie within axes. After *tries the answer is yes, which refuses the run. */
-static bool can_go(const step *steps, int count, int64_t distance, int *tries)
-{
-    int64_t rest = 0;
-    if (count == 0) return distance == 0;
-    if (--*tries < 0) return true;
-    for (int i = 1; i < count; i++)
-        rest += steps[i].stride * steps[i].most;
-    int64_t first = distance > rest ? attn_ceil_div(distance - rest, steps->stride) : 0;
-    int64_t last = distance / steps->stride;
-    for (int64_t n = first; distance >= 0 && n <= last && n <= steps->most; n++)
-        if (can_go(steps + 1, count - 1, distance - n * steps->stride, tries)) return true;
-    return false;
-}
-
-/* Whether two tensors share a byte. From b's lowest byte, steps of b go up to some byte of b: along its axes, then
- * within an element. From a's highest, steps of a go down to some byte of a. Both meet where all steps together go from
- * b's lowest to a's highest. */
-static bool share_bytes(const array *a, const array *b)
-{
-    enum { TRIES = 10000 };
-    step steps[10];
-    int count = 0, tries = TRIES;
-    int64_t distance = (int64_t)((uintptr_t)a->base - (uintptr_t)b->base) + a->lo - b->lo;
-    for (int i = 0; i < 10; i++) {
-        const array *of = i < 5 ? a : b;
-        int64_t along = i % 5 < 4 ? of->stride[i % 5] * of->size : 1;
-        int64_t stride = along < 0 ? -along : along, most = (i % 5 < 4 ? of->extent[i % 5] : of->size) - 1;
-        if (of == a) distance += stride * most;
-        if (stride == 0 || most == 0) continue;
-        int at = count++;
-        for (; at > 0 && steps[at - 1].stride < stride; at--)
-            steps[at] = steps[at - 1];
-        steps[at] = (step){ stride, most };
-    }
-    for (int i = 1; i < count; i++)
-        if (steps[i].stride == steps[i - 1].stride) {
-            steps[i - 1].most += steps[i].most;
-            memmove(&steps[i], &steps[i + 1], (size_t)(--count - i) * sizeof *steps);
-            i--;
-        }
-    return can_go(steps, count, distance, &tries);
 }
 
 /* Of tensors that may lie in one array, each one's elements between the other's. */
 static attn_status check_interleaved(const array *out, const array *other)
 {
     attn_status status = check_apart(out, other);
-    return status && !share_bytes(out, other) ? ATTN_OK : status;
+    return status && !attn_arrays_share(out, other) ? ATTN_OK : status;
 }
 
 static attn_status check_apart_from(const array *out, const array *const *others, int count)

@@ -429,7 +429,7 @@ static void write_gradients(run *r)
 
 /* The whole's tables and lengths are checked with tensors of one element, which lies in `element` wherever it is: this
  * rank has no others. */
-static attn_status check_tables(const attn_parallel_plan *plan, const attn_args *args)
+static attn_status check_tables(const attn_parallel_plan *plan, const attn_args *args, const void *workspace)
 {
     _Alignas(8) char element[16];
     attn_desc d = plan->whole;
@@ -439,7 +439,7 @@ static attn_status check_tables(const attn_parallel_plan *plan, const attn_args 
     for (int i = 0; i < 4; i++)
         memset(strides[i], 0, sizeof d.q_stride);
     a.q = a.k = a.v = element, a.o = element + 8, a.lse = NULL;
-    return attn_args_check(&d, &a);
+    return attn_args_check_run(&d, &a, workspace, plan->room.bytes);
 }
 
 static attn_status check(const attn_parallel_plan *plan, const attn_args *args, const void *workspace)
@@ -448,8 +448,10 @@ static attn_status check(const attn_parallel_plan *plan, const attn_args *args, 
     if (args->kv_layout) return attn_fail(ATTN_INVALID, "kv_layout is not NULL: over ranks the plan has the layout");
     attn_args a = *args;
     attn_args_keep(plan->local.flags, &a);
-    attn_status status = plan->device ? attn_args_check_arrays(&plan->local, &a) : check_tables(plan, args);
-    if (!status && !plan->device) status = attn_args_check(&plan->local, &a);
+    uint64_t bytes = plan->room.bytes;
+    attn_status status =
+        plan->device ? attn_args_check_arrays(&plan->local, &a, workspace, bytes) : check_tables(plan, args, workspace);
+    if (!status && !plan->device) status = attn_args_check_run(&plan->local, &a, workspace, bytes);
     if (!status && !workspace)
         status = attn_fail(ATTN_INVALID, "workspace = NULL: it takes %zu bytes", plan->room.bytes);
     return status;

@@ -15,23 +15,12 @@
 
 /* ---- arrays -------------------------------------------------------------------------------- */
 
-attn_args_array attn_array_strided(const char *name, size_t field, const void *base, int64_t size,
-                                   const int64_t extent[4], const int64_t stride[4])
-{
-    int64_t lo, hi;
-    attn_reach(extent, stride, &lo, &hi);
-    return (attn_args_array){ name, field, base, size, lo * size, hi * size, false };
-}
-
-attn_args_array attn_array_packed(const char *name, size_t field, const void *base, int64_t size, int64_t count)
-{
-    return (attn_args_array){ name, field, base, size, 0, count * size, false };
-}
-
 /* A table that may be missing. */
 static attn_args_array optional(const char *name, size_t field, const void *base, int64_t size, int64_t count)
 {
-    return (attn_args_array){ name, field, base, size, 0, count * size, true };
+    attn_args_array array = attn_array_packed(name, field, base, size, count);
+    array.optional = true;
+    return array;
 }
 
 static int64_t lse_count(const attn_desc *d)
@@ -187,11 +176,7 @@ static attn_status check_array(const attn_args_array *a)
 
 static attn_status check_apart(const attn_args_array *out, const attn_args_array *other)
 {
-    uintptr_t out_base = (uintptr_t)out->base, base = (uintptr_t)other->base;
-    if (!out->base || !other->base || out->lo == out->hi || other->lo == other->hi) return ATTN_OK;
-    if (out_base + (uintptr_t)out->hi <= base + (uintptr_t)other->lo ||
-        base + (uintptr_t)other->hi <= out_base + (uintptr_t)out->lo)
-        return ATTN_OK;
+    if (attn_arrays_are_apart(out, other)) return ATTN_OK;
     return attn_fail(ATTN_INVALID, "%s overlaps %s", out->name, other->name);
 }
 
@@ -212,11 +197,23 @@ attn_status attn_check_arrays(const attn_args_array *inputs, int input_count, co
     return status;
 }
 
-static attn_status check_arrays(const attn_desc *d, const attn_args *a)
+static attn_status check_workspace(const attn_args_array *workspace, const attn_args_array *arrays, int count)
 {
-    attn_args_array inputs[ATTN_ARGS_INPUTS], outputs[ATTN_ARGS_OUTPUTS];
+    for (int i = 0; i < count; i++)
+        if (!attn_arrays_are_apart(workspace, &arrays[i]) && attn_arrays_share(workspace, &arrays[i]))
+            return attn_fail(ATTN_INVALID, "workspace = %p overlaps %s = %p: it takes %" PRId64 " bytes of its own",
+                             workspace->base, arrays[i].name, arrays[i].base, workspace->hi);
+    return ATTN_OK;
+}
+
+static attn_status check_arrays(const attn_desc *d, const attn_args *a, const void *workspace, uint64_t bytes)
+{
+    attn_args_array inputs[ATTN_ARGS_INPUTS], outputs[ATTN_ARGS_OUTPUTS],
+        room = attn_array_packed("workspace", 0, workspace, 1, (int64_t)bytes);
     int input_count = attn_args_inputs(inputs, d, a), output_count = attn_args_outputs(outputs, d, a);
-    return attn_check_arrays(inputs, input_count, outputs, output_count);
+    attn_status status = attn_check_arrays(inputs, input_count, outputs, output_count);
+    if (!status) status = check_workspace(&room, inputs, input_count);
+    return status ? status : check_workspace(&room, outputs, output_count);
 }
 
 attn_status attn_check_starts(const char *name, const int32_t *starts, int64_t batch, const char *most_name,
@@ -479,16 +476,16 @@ static attn_status check_logits(const attn_desc *d, const attn_args *a)
     return ATTN_OK;
 }
 
-attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args)
+attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args, const void *workspace, uint64_t bytes)
 {
     attn_status status = check_flags(desc, args);
-    if (!status) status = check_arrays(desc, args);
+    if (!status) status = check_arrays(desc, args, workspace, bytes);
     return status || !(desc->flags & ATTN_BLOCKS) ? status : check_pairs(desc, args);
 }
 
-attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
+attn_status attn_args_check_run(const attn_desc *desc, const attn_args *args, const void *workspace, uint64_t bytes)
 {
-    attn_status status = attn_args_check_arrays(desc, args);
+    attn_status status = attn_args_check_arrays(desc, args, workspace, bytes);
     if (!status) status = check_lengths(desc, args);
     if (!status) status = check_positions("position_q", args->position_q, desc->batch);
     if (!status) status = check_positions("position_kv", args->position_kv, desc->batch);

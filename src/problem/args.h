@@ -3,26 +3,19 @@
 #define ATTN_PROBLEM_ARGS_H
 
 #include "attn.h"
+#include "problem/arrays.h"
 
-/* Checks run arguments against a resolved descriptor: flags, pointers, alignment, overlap, lengths, tables. */
-attn_status attn_args_check(const attn_desc *desc, const attn_args *args);
+/* Checks run arguments against a resolved descriptor: flags, pointers, alignment, overlap, lengths, tables. No element
+ * of them is in the run's workspace, which has `bytes`; 0: there is none. */
+attn_status attn_args_check_run(const attn_desc *desc, const attn_args *args, const void *workspace, uint64_t bytes);
 
 /* The part of it that reads no array: flags, pointers, alignment, overlap. */
-attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args);
+attn_status attn_args_check_arrays(const attn_desc *desc, const attn_args *args, const void *workspace, uint64_t bytes);
 
-/* An array of a run: its elements lie in bytes [lo, hi) from base, which is in attn_args at byte `field`. */
-typedef struct attn_args_array {
-    const char *name;
-    size_t field;
-    const void *base;
-    int64_t size, lo, hi; /* size: of an element */
-    int optional;         /* base may be NULL */
-} attn_args_array;
-
-/* Such an array: of these strides, or `count` elements in a row; size: of an element. */
-attn_args_array attn_array_strided(const char *name, size_t field, const void *base, int64_t size,
-                                   const int64_t extent[4], const int64_t stride[4]);
-attn_args_array attn_array_packed(const char *name, size_t field, const void *base, int64_t size, int64_t count);
+static inline attn_status attn_args_check(const attn_desc *desc, const attn_args *args)
+{
+    return attn_args_check_run(desc, args, NULL, 0);
+}
 
 /* Each is there and aligned, and no output overlaps another array. */
 attn_status attn_check_arrays(const attn_args_array *inputs, int input_count, const attn_args_array *outputs,

@@ -166,6 +166,8 @@ MUTANTS = [
      "values lie where the plan has them", "kv_layout"),
     ("src/problem/desc.c", "kv->len_kv > desc->len_kv)", "kv->len_kv > desc->len_kv + 1)",
      "a run may have a key more than its plan", "kv_layout"),
+    ("src/problem/args.c", "return status ? status : check_workspace(&room, outputs, output_count);", "return status;",
+     "a workspace lies over o", "args plan"),
     ("src/api/plan.c", "on_host ? attn_args_check(", "on_host ? attn_args_check_arrays(",
      "attn_check looks at no length", "plan"),
     ("src/cpu/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
