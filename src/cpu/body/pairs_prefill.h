@@ -35,6 +35,7 @@ typedef struct pairs {
 } pairs;
 
 enum { S_PITCH = ATTN_ITEM_KEYS + 16, P_PITCH = ATTN_ITEM_KEYS + 32 };
+enum { QUERIES_AHEAD = 12 }; /* rows by which queries are fetched before they are copied */
 
 static pairs pairs_start(const attn_attend_task *task)
 {
@@ -58,6 +59,8 @@ static pairs pairs_start(const attn_attend_task *task)
     for (int64_t r = 0; r < rows; r++) {
         p.max[r] = -INFINITY;
         v_store(p.sum + r * VL, v_zero());
+        if (r + QUERIES_AHEAD < task->rows)
+            prefetch_row(task->dtype, task->q, (task->row0 + r + QUERIES_AHEAD) * task->q_row, task->dim_qk);
         if (r < task->rows)
             copy_query(task->dtype, row_at(task->dtype, task->q, (task->row0 + r) * task->q_row), task->dim_qk,
                        p.q + r * p.q_pitch);
@@ -225,8 +228,8 @@ static void pairs_softmax(pairs *p, const item *u, work *w)
     if (u->strip >= 0) {
         rows = task->rows - u->strip * BLOCK_ROWS < BLOCK_ROWS ? task->rows - u->strip * BLOCK_ROWS : BLOCK_ROWS;
         if (task->score->flags & ATTN_DROPOUT)
-            dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi, ATTN_ITEM_KEYS / 64,
-                         p->keep);
+            dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0 + u->lo / 64 * 64,
+                         u->hi - u->lo / 64 * 64, ATTN_ITEM_KEYS / 64, p->keep + u->lo / 64);
     }
     if (u->strip >= 0 && p->scaled_key0 != u->key0) {
         attn_keys_scales(task->keys, 0, u->key0, ATTN_ITEM_KEYS, p->k_scale, p->v_scale);

@@ -6,7 +6,7 @@ static void hide_unseen(const attn_mask_view *mask, int64_t row, const attn_mask
 {
     int64_t first = span->lo, end = span->hi;
     if (span->full || span->ranged) {
-        if (!span->full) attn_mask_run(mask, row, &first, &end);
+        if (!span->full) attn_mask_run(mask, row, span, &first, &end);
         first = first > span->lo ? first - key0 : span->lo - key0;
         end = end < span->hi ? end - key0 : span->hi - key0;
         if (first > end) first = end = lo; /* the row sees nothing here */
