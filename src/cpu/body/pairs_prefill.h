@@ -35,7 +35,6 @@ typedef struct pairs {
 } pairs;
 
 enum { S_PITCH = ATTN_ITEM_KEYS + 16, P_PITCH = ATTN_ITEM_KEYS + 32 };
-enum { QUERIES_AHEAD = 12 }; /* rows by which queries are fetched before they are copied */
 
 static pairs pairs_start(const attn_attend_task *task)
 {
@@ -59,8 +58,6 @@ static pairs pairs_start(const attn_attend_task *task)
     for (int64_t r = 0; r < rows; r++) {
         p.max[r] = -INFINITY;
         v_store(p.sum + r * VL, v_zero());
-        if (r + QUERIES_AHEAD < task->rows)
-            prefetch_row(task->dtype, task->q, (task->row0 + r + QUERIES_AHEAD) * task->q_row, task->dim_qk);
         if (r < task->rows)
             copy_query(task->dtype, row_at(task->dtype, task->q, (task->row0 + r) * task->q_row), task->dim_qk,
                        p.q + r * p.q_pitch);
@@ -236,6 +233,9 @@ static void pairs_softmax(pairs *p, const item *u, work *w)
         p->scaled_key0 = u->key0;
     }
     for (int64_t r = 0; r < rows; r++) {
+        if (p->fresh[u->strip]) /* else it has been fetched */
+            prefetch_row_l2(task->out_dtype, task->o, (task->row0 + u->strip * BLOCK_ROWS + r) * task->o_row,
+                            task->dim_v);
         pairs_row(p, u, r);
         work_until(w, w->steps * (r + 1) / rows);
     }
@@ -256,6 +256,5 @@ static void attend_pairs(const attn_attend_task *task)
         next = now.strip >= 0 ? pairs_next(&p) : now;
     }
     products_end();
-    for (int64_t r = 0; r < task->rows; r++)
-        finish_row(task, r, p.o + r * p.o_pitch, p.max[r], p.sum + r * VL, p.fresh[r / BLOCK_ROWS]);
+    finish_rows(task, p.o, p.o_pitch, p.max, p.sum, p.fresh, BLOCK_ROWS);
 }

@@ -111,8 +111,7 @@ static void prefill_output(prefill *p, int64_t key0)
 
 static void prefill_finish(const prefill *p)
 {
-    for (int64_t r = 0; r < p->task->rows; r++)
-        finish_row(p->task, r, p->o + r * p->o_pitch, p->max[r], p->sum + r * VL, p->fresh[r / STRIP]);
+    finish_rows(p->task, p->o, p->o_pitch, p->max, p->sum, p->fresh, STRIP);
 }
 
 static void attend(const attn_attend_task *task)
