@@ -43,7 +43,7 @@ static void check_tile(const sight *s, int64_t row0, int64_t row1, attn_mask_til
         }
         for (int64_t row = part0; row < part1 && strip.ranged; row++) {
             int64_t lo, hi;
-            attn_mask_run(&s->view, row, &lo, &hi);
+            attn_mask_run(&s->view, row, &strip, &lo, &hi);
             for (int64_t j = strip.lo; j < strip.hi; j++)
                 assert_int_equal(sees(s, row, j), lo <= j && j < hi);
         }
@@ -205,9 +205,9 @@ static void strips_see_their_own_blocks(void **state)
 {
     (void)state;
     static const int32_t full[2][4] = { { 0, 2, 3 }, { 1, 2, 3 } }, counts[2] = { 3, 3 };
-    static const attn_mask_tile none = { 0, 0, false, false }, runs[] = { { 0, 64, false, false },
-                                                                          { 64, 128, false, false },
-                                                                          { 128, 256, true, false } };
+    static const attn_mask_tile none = { .hi = 0 }, runs[] = { { .lo = 0, .hi = 64 },
+                                                               { .lo = 64, .hi = 128 },
+                                                               { .lo = 128, .hi = 256, .full = true } };
     attn_desc desc = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = 128, .len_kv = 256, .dim_qk = 1 };
     desc.flags = ATTN_BLOCKS, desc.block_rows = desc.block_keys = 64, desc.block_batch = desc.block_heads = 1;
     check_problem problem;
@@ -221,12 +221,48 @@ static void strips_see_their_own_blocks(void **state)
         assert_true(attn_mask_next(&view, 0, 128, run.hi, 256, &run));
         assert_true(run.lo == runs[i].lo && run.hi == runs[i].hi && run.full == runs[i].full);
     }
-    expect_strip(&view, 0, runs[0], (attn_mask_tile){ 0, 64, true, false });
+    expect_strip(&view, 0, runs[0], (attn_mask_tile){ .hi = 64, .full = true });
     expect_strip(&view, 64, runs[0], none);
     expect_strip(&view, 0, runs[1], none);
-    expect_strip(&view, 0, (attn_mask_tile){ .lo = 64, .hi = 256 }, (attn_mask_tile){ 128, 256, true, false });
-    expect_strip(&view, 0, (attn_mask_tile){ .lo = 0, .hi = 256 }, (attn_mask_tile){ 0, 256, false, false });
+    expect_strip(&view, 0, (attn_mask_tile){ .lo = 64, .hi = 256 },
+                 (attn_mask_tile){ .lo = 128, .hi = 256, .full = true });
+    expect_strip(&view, 0, (attn_mask_tile){ .hi = 256 }, (attn_mask_tile){ .hi = 256 });
     check_problem_destroy(&problem);
+}
+
+/* Rows across the border of two documents see one run each; of keys whose ends do not rise, more. */
+static void documents_are_runs(void **state)
+{
+    (void)state;
+    enum { LEN = 128, BORDER = 70 };
+    int32_t ends[LEN][2];
+    attn_desc desc = { .dtype = ATTN_F32, .batch = 1, .heads_q = 1, .len_q = LEN, .len_kv = LEN, .dim_qk = 1 };
+    desc.flags = ATTN_INTERVALS, desc.interval_heads = 1;
+    for (int both = 0; both < 2; both++) { /* causal ones have ends alone */
+        desc.flags ^= ATTN_CAUSAL, desc.interval_vectors = 2 - !both;
+        int32_t *end = ends[0];
+        for (int32_t j = 0; j < LEN; j++) {
+            *end++ = j < BORDER ? BORDER : LEN;
+            if (both) *end++ = j < BORDER ? 0 : BORDER;
+        }
+        check_problem problem;
+        assert_ok(check_problem_create(&problem, &desc, &(check_options){ 0 }));
+        problem.args.intervals = ends[0];
+        for (int swapped = 0; swapped < 2; swapped++) {
+            if (swapped) ends[0][0] = LEN;
+            attn_interval_node *nodes = summarize(&problem);
+            sight s = { &problem, .len_q = LEN, .len_kv = LEN };
+            attn_mask_tile strip = { .hi = LEN };
+            attn_mask_view_init(&s.view, &problem.resolved, &problem.args, nodes, 0, 0);
+            attn_mask_strip(&s.view, 64, 96, &strip);
+            assert_true(!strip.full && strip.ranged == !swapped);
+            check_rows(&s, 0, LEN, ATTN_KEYS_TILE);
+            check_rows(&s, 64, 96, ATTN_KEYS_TILE);
+            free(nodes);
+        }
+        problem.args.intervals = NULL;
+        check_problem_destroy(&problem);
+    }
 }
 
 /* Chunks begin at positions, not at keys: at one that key 0 does not have, before it and far from it. */
@@ -278,8 +314,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masks_are_what_they_mean),    cmocka_unit_test(rows_that_see_nothing_are_skipped),
-        cmocka_unit_test(strips_see_their_own_blocks), cmocka_unit_test(chunks_count_from_positions),
-        cmocka_unit_test(pairs_are_counted),
+        cmocka_unit_test(strips_see_their_own_blocks), cmocka_unit_test(documents_are_runs),
+        cmocka_unit_test(chunks_count_from_positions), cmocka_unit_test(pairs_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

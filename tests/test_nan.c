@@ -47,6 +47,8 @@ static void check_poison(const poison *what, const attn_cpu_kernel *kernel)
         if (!row_is_clean(problem.args.o, i, 1) || (sees && row_is_clean(problem.args.o, i, 0)))
             fail_msg("%s: %s, row %d", kernel->name, what->name, (int)i);
         if (what->tensor == 0 && !sees) assert_true(row_is_clean(problem.args.o, i, 0));
+        if (what->tensor < 2 && sees && !isnan(problem.args.lse[i]))
+            fail_msg("%s: %s, row %d: LSE %g", kernel->name, what->name, (int)i, (double)problem.args.lse[i]);
     }
     check_problem_destroy(&problem);
 }

@@ -240,6 +240,41 @@ bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1,
     return true;
 }
 
+/* Key j is hidden from rows at or after v[j step]: where these rise, a row sees the last keys. */
+static bool rises(const int32_t *v, int64_t step, int64_t lo, int64_t hi)
+{
+    int falls = 0;
+    for (int64_t j = lo; j + 1 < hi; j++) /* without a branch: compilers make vectors of it */
+        falls |= v[j * step] > v[(j + 1) * step];
+    return !falls;
+}
+
+/* The first key of [lo, hi) whose number, of rising ones, is above `row`; hi if there is none. */
+static int64_t first_above(const int32_t *v, int64_t step, int64_t lo, int64_t hi, int64_t row)
+{
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        bool above = v[mid * step] > row;
+        hi = above ? mid : hi, lo = above ? lo : mid + 1;
+    }
+    return lo;
+}
+
+bool attn_interval_sorted(const attn_mask_view *view, int64_t lo, int64_t hi)
+{
+    bool causal = view->flags & ATTN_CAUSAL;
+    const int32_t *v = view->intervals;
+    if (view->interval_vectors == 1) return rises(v, 1, lo, hi);
+    return !causal && view->interval_vectors == 2 && rises(v, 2, lo, hi) && rises(v + 1, 2, lo, hi);
+}
+
+void attn_interval_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi)
+{
+    int64_t vectors = view->interval_vectors;
+    *lo = first_above(view->intervals, vectors, *lo, *hi, row);
+    if (vectors == 2) *hi = first_above(view->intervals + 1, vectors, *lo, *hi, row);
+}
+
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words)
 {
     if (keys > view->interval_keys - key0) keys = view->interval_keys - key0;

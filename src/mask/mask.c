@@ -173,9 +173,10 @@ static void narrow(const attn_mask_view *view, int64_t row0, int64_t row1, bool 
     bool lists = view->lists[0] || view->lists[1], bits = view->bits && tile->hi > view->bits_first;
     bool listed = lists || bits;
     if (strip && lists && attn_list_strip(view, bits, row0, row1, &lo, &hi)) listed = false;
-    if (view->intervals && !(strip && attn_interval_strip(view, row0, row1, &lo, &hi))) listed = true;
-    bool full = tile->full || (!listed && lo < hi && inside(&core, lo, hi));
-    *tile = (attn_mask_tile){ lo, hi, full, !listed && !view->ranges.prefix };
+    bool cut = view->intervals && !(strip && attn_interval_strip(view, row0, row1, &lo, &hi));
+    bool full = tile->full || (!listed && !cut && lo < hi && inside(&core, lo, hi));
+    bool ranged = !listed && !view->ranges.prefix && !(cut && !(strip && attn_interval_sorted(view, lo, hi)));
+    *tile = (attn_mask_tile){ lo, hi, full, ranged, cut };
 }
 
 void attn_mask_span(const attn_mask_view *view, int64_t row0, int64_t row1, attn_mask_tile *tile)
@@ -216,10 +217,13 @@ bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_
     return all == ~UINT64_C(0);
 }
 
-void attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi)
+void attn_mask_run(const attn_mask_view *view, int64_t row, const attn_mask_tile *tile, int64_t *lo, int64_t *hi)
 {
     attn_runs runs = attn_ranges_row(&view->ranges, row);
     *lo = runs.lo[1], *hi = max64(runs.lo[1], runs.hi[1]);
+    if (!tile->cut) return;
+    *lo = max64(*lo, tile->lo), *hi = max64(*lo, min64(*hi, tile->hi));
+    attn_interval_run(view, row, lo, hi);
 }
 
 /* Sum over t in [t0, t1) of t cut to [lo, hi]. */

@@ -4,7 +4,7 @@
  *   attn_mask_next  which keys does some row see, run after run, from ranges, lists and summaries, never key by key;
  *   attn_mask_span  of a given run, which part do ranges show these rows, and all of it or only some;
  *   attn_mask_strip the same for a few rows, with what lists and intervals hide at its ends and within;
- *   attn_mask_run   which keys does one row see, if they are one run, as a range;
+ *   attn_mask_run   which keys of a ranged tile does one row see, as a range;
  *   attn_mask_row   which of up to ATTN_MASK_MOST keys does one row see, as bits;
  * and for keys [key0, key1)
  *   attn_mask_rows_next  which rows see some of them, run after run.
@@ -47,7 +47,8 @@ typedef struct attn_mask_view {
 typedef struct attn_mask_tile {
     int64_t lo, hi; /* keys [lo, hi); of attn_mask_rows_next: rows */
     bool full;      /* every row sees every key of it */
-    bool ranged;    /* of attn_mask_strip: ranges without a prefix decide what each row sees of it: attn_mask_run */
+    bool ranged;    /* of attn_mask_strip: each row sees one run of it: attn_mask_run; */
+    bool cut;       /* which intervals may shorten */
 } attn_mask_tile;
 
 /* The mask of one head of one sequence. nodes: the summary of all heads, as attn_interval_summarize laid it out. */
@@ -76,8 +77,8 @@ void attn_mask_strip(const attn_mask_view *view, int64_t row0, int64_t row1, att
  * Returns whether all of the bits are set. */
 bool attn_mask_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
 
-/* The one run [*lo, *hi) of keys that ranges without a prefix show a row, empty if none. */
-void attn_mask_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi);
+/* The one run [*lo, *hi) that a row sees of a ranged tile, empty if none; it may reach beyond the tile. */
+void attn_mask_run(const attn_mask_view *view, int64_t row, const attn_mask_tile *tile, int64_t *lo, int64_t *hi);
 
 /* The summary of ATTN_INTERVALS: nodes per head (0 without the flag), and building that of one (batch, interval head).
  */

@@ -28,6 +28,12 @@ bool attn_interval_rows_next(const attn_mask_view *view, int64_t key0, int64_t k
 bool attn_list_strip(const attn_mask_view *view, bool bits, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi);
 bool attn_interval_strip(const attn_mask_view *view, int64_t row0, int64_t row1, int64_t *lo, int64_t *hi);
 
+/* Whether intervals leave any row one run of keys [lo, hi), as those of documents do. */
+bool attn_interval_sorted(const attn_mask_view *view, int64_t lo, int64_t hi);
+
+/* Narrows [*lo, *hi) to that run of a row: keys of one for which attn_interval_sorted holds. */
+void attn_interval_run(const attn_mask_view *view, int64_t row, int64_t *lo, int64_t *hi);
+
 /* Clears the bits of the keys that the row does not see. */
 void attn_list_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);
 void attn_interval_row(const attn_mask_view *view, int64_t row, int64_t key0, int64_t keys, uint64_t *words);

@@ -74,6 +74,9 @@ MUTANTS = [
      "intervals: a tile with visible keys is skipped", "mask grid"),
     (INTERVALS, "(row1 <= node->min[0] || row0 >= node->max[1])", "(row1 - 1 <= node->min[0] || row0 >= node->max[1])",
      "intervals: a tile with a hidden key is taken for full", "mask grid:80"),
+    (INTERVALS, "return !falls;", "return true;", "intervals: ends that fall are taken for those of documents", "mask"),
+    (INTERVALS, "if (vectors == 2) *hi = first_above(", "if (vectors == 3) *hi = first_above(",
+     "intervals: a document's rows see the next one, too", "mask"),
     (INTERVALS, "if (!hidden(&level[leaf], row0, row1)) break;", "", "intervals: steps over nodes without looking", "grid:75"),
     # along queries
     (MASK, "runs.lo[which] >= key : runs.hi[which] > key", "runs.lo[which] >= key : runs.hi[which] > key + 1",
@@ -107,6 +110,9 @@ MUTANTS = [
     (SCORE, "return total != 0 ? (float)(attn_dropout_kept(score) * scale / total) : 0;",
      "return (float)(attn_dropout_kept(score) * scale / total);",
      "a row that sees nothing is divided by 0", "nan grid:155"),
+    (ROWS, "factor[r] = total != 0 ? divided : 0;", "factor[r] = divided;",
+     "prefill: a row that sees nothing is divided by 0", "nan grid:155"),
+    (ROWS, "z * odd + (x - x);", "z * odd;", "prefill: the LSE of a NaN is a number", "nan"),
     # dropout
     ("src/cpu/score.h", "score->flags & ATTN_DROPOUT ? 256.0 / (256.0 - score->threshold) : 1", "1; (void)score",
      "dropout: the others are not scaled up", "grid:155"),
@@ -114,6 +120,8 @@ MUTANTS = [
      "dropout: of half of the keys one byte in 256 too many", "grid:155"),
     (DROPOUT, "if (skipped && w) line[-1] |= bits[i] << (64 - skipped);", "",
      "dropout: what lies in two words of keys is dropped", "grid:155"),
+    (DROPOUT, "words + first * pitch + skipped / 64", "words + first * pitch",
+     "dropout: a strip that sees later keys alone drops others", "backward grid:155"),
     (SCORE, "score->batch_head = base.head,", "score->batch_head = (uint32_t)head,",
      "dropout: the same for each sequence", "grid:175"),
     (PREFILL, "exponentials(s, lo, hi, p->max[r], sum); if (p->task->keys->v_scale.base) scale_each(s, lo, hi, p->v_scale); if (p->keep) hide_keys(s, lo, hi, p->keep + r * (ATTN_KEYS_TILE / 64), 0);",

@@ -137,9 +137,6 @@ static int64_t backward_load(backward *b, int64_t lo, int64_t hi)
     b->g = b->q + t->q_tile * b->k_pitch;
     int64_t r0 = b->first * STRIP;
     load_statistics(t, b->head, b->row0 + r0, b->rows - r0, b->max + r0, b->factor + r0, b->delta + r0);
-    if (b->keep)
-        dropout_keep(b->score, b->row0 + r0, b->rows - r0, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64,
-                     b->keep + r0 * (ATTN_KEYS_TILE / 64));
     return b->row0 + b->rows;
 }
 
@@ -156,6 +153,8 @@ static bool sees(const attn_mask_tile *span, int64_t lo, int64_t hi)
 static void backward_spans(backward *b, const attn_mask_tile *run)
 {
     int64_t key0 = b->task->key0;
+    for (int64_t i = 0; i < b->first; i++)
+        b->span[i] = (attn_mask_tile){ 0 };
     for (int64_t i = b->first; i < b->strips; i++) {
         int64_t first = b->row0 + i * STRIP, end = first + STRIP, last = b->row0 + b->rows;
         b->span[i] = *run;
@@ -319,6 +318,7 @@ static void backward_run(backward *b, const attn_mask_tile *run)
 {
     const attn_backward_task *t = b->task;
     backward_spans(b, run);
+    if (b->keep && !t->statistics) dropout_strips(b->score, b->row0, b->rows, STRIP, b->span, t->key0, b->keep);
     backward_pairs(b, run, b->q, b->kt, t->dim_qk, b->s);
     if (!t->statistics) backward_pairs(b, run, b->g, b->vt, t->dim_v, b->dp);
     for (int64_t i = b->first; i < b->strips; i++)

@@ -88,3 +88,22 @@ static void dropout_keep(const attn_score *score, int64_t row0, int64_t rows, in
             }
         }
 }
+
+/* The same of strips of rows, as far as each group of strips that makes up whole tiles of 16 rows sees keys: span[i] of
+ * rows row0 + i strip_rows and so on. Bit i of a row's words, ATTN_KEYS_TILE / 64 of them, is that of key0 + i. */
+static void dropout_strips(const attn_score *score, int64_t row0, int64_t rows, int64_t strip_rows,
+                           const attn_mask_tile *span, int64_t key0, uint64_t *words)
+{
+    int64_t pitch = ATTN_KEYS_TILE / 64, group = strip_rows % 16 ? 48 : strip_rows;
+    for (int64_t first = 0; first < rows; first += group) {
+        int64_t end = first + group < rows ? first + group : rows, lo = INT64_MAX, hi = INT64_MIN;
+        for (int64_t i = first / strip_rows; i * strip_rows < end; i++) {
+            if (span[i].lo >= span[i].hi) continue;
+            lo = span[i].lo < lo ? span[i].lo : lo, hi = span[i].hi > hi ? span[i].hi : hi;
+        }
+        if (lo >= hi) continue;
+        int64_t skipped = (lo - key0) / 64 * 64;
+        dropout_keep(score, row0 + first, end - first, key0 + skipped, hi - key0 - skipped, pitch,
+                     words + first * pitch + skipped / 64);
+    }
+}

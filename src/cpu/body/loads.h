@@ -89,6 +89,14 @@ ALWAYS_INLINE void prefetch_row(attn_dtype dtype, const void *base, int64_t at, 
         __builtin_prefetch(row + i);
 }
 
+/* The same into L2, where more can be under way at once. */
+ALWAYS_INLINE void prefetch_row_l2(attn_dtype dtype, const void *base, int64_t at, int64_t dim)
+{
+    const char *row = row_at(dtype, base, at);
+    for (int64_t i = 0; i < dim * attn_dtype_size(dtype); i += LINE)
+        __builtin_prefetch(row + i, 0, 2);
+}
+
 /* Where rows [row, row + count) of a tensor are. */
 static inline void list_rows(attn_dtype dtype, const void *base, int64_t pitch, int64_t row, int64_t count,
                              const void **rows)

@@ -21,11 +21,24 @@ static inline int64_t pairs_round(int64_t dim)
     return attn_round_up(dim, BLOCK_DEPTH);
 }
 
+/* VL pairs of a row from element d on, as vectors see them; zeros from `dim` on. */
+ALWAYS_INLINE vf load_pairs(const uint16_t *row, int64_t d, int64_t dim)
+{
+    uint16_t part[2 * VL] = { 0 };
+    if (d + 2 * VL <= dim) {
+        row += d;
+    } else {
+        if (d < dim) memcpy(part, row + d, (size_t)(dim - d) * sizeof *part);
+        row = part;
+    }
+    return v_load((const float *)(const void *)row);
+}
+
 /* A row of `dim` elements, zeros after it up to a multiple of BLOCK_DEPTH. */
 ALWAYS_INLINE void copy_row(const uint16_t *row, int64_t dim, uint16_t *out)
 {
-    memcpy(out, row, (size_t)dim * sizeof *out);
-    memset(out + dim, 0, (size_t)(pairs_round(dim) - dim) * sizeof *out);
+    for (int64_t d = 0; d < pairs_round(dim); d += 2 * VL)
+        v_store((float *)(void *)(out + d), load_pairs(row, d, dim));
 }
 
 /* A row of elements of a byte, which bf16 holds exactly, likewise. */
@@ -42,19 +55,6 @@ static inline void copy_query(attn_dtype dtype, const void *row, int64_t dim, ui
         widen_row(ATTN_E4M3, row, dim, out);
     else
         copy_row(row, dim, out);
-}
-
-/* VL pairs of a row from element d on, as vectors see them; zeros from `dim` on. */
-ALWAYS_INLINE vf load_pairs(const uint16_t *row, int64_t d, int64_t dim)
-{
-    uint16_t part[2 * VL] = { 0 };
-    if (d + 2 * VL <= dim) {
-        row += d;
-    } else {
-        if (d < dim) memcpy(part, row + d, (size_t)(dim - d) * sizeof *part);
-        row = part;
-    }
-    return v_load((const float *)(const void *)row);
 }
 
 /* Rows as columns of B: a panel of PAIR_COLS rows, their dims along the depth; zeros in place of rows past `count`. */

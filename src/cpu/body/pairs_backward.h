@@ -111,8 +111,6 @@ static void pairs_tile_load(pairs_tile *b, const attn_mask_tile *rows)
     load_rows(b, row_at(t->dtype, t->q, b->head * t->q_head), t->q_row, t->dim_qk, b->q, b->qt);
     load_rows(b, row_at(t->dtype, t->grad_o, b->head * t->grad_o_head), t->grad_o_row, t->dim_v, b->g, b->gt);
     load_statistics(t, b->head, b->row0, b->rows, b->max, b->factor, b->delta);
-    if (b->score->flags & ATTN_DROPOUT)
-        dropout_keep(b->score, b->row0, b->rows, t->key0, t->key1 - t->key0, ATTN_KEYS_TILE / 64, b->keep);
 }
 
 ALWAYS_INLINE void multiply(const product *p)
@@ -218,6 +216,17 @@ static void strip_queries(const pairs_tile *b, int64_t strip, int64_t lo, int64_
                              .add = true });
 }
 
+/* Fetches into L2 what the next tile of rows will have in place of row r: those of all tiles together do not stay
+ * there. */
+static void fetch_row_after(const pairs_tile *b, int64_t r)
+{
+    const attn_backward_task *t = b->task;
+    int64_t row = b->row0 + b->rows + r;
+    if (row >= t->row1) return;
+    prefetch_row_l2(t->dtype, t->q, b->head * t->q_head + row * t->q_row, t->dim_qk);
+    prefetch_row_l2(t->dtype, t->grad_o, b->head * t->grad_o_head + row * t->grad_o_row, t->dim_v);
+}
+
 /* One strip: scores, P, dS, and what dS brings the queries. */
 static void pairs_tile_strip(const pairs_tile *b, int64_t strip)
 {
@@ -228,6 +237,7 @@ static void pairs_tile_strip(const pairs_tile *b, int64_t strip)
     if (!b->task->statistics) strip_pairs(strip, b->g, b->v_across, b->g_dim, lo, hi, b->dp);
     for (int64_t r = 0; r < BLOCK_ROWS; r++) {
         if (r < left) {
+            fetch_row_after(b, strip * BLOCK_ROWS + r);
             pairs_tile_row(b, strip, r, lo, hi);
             continue;
         }
@@ -304,8 +314,11 @@ static void pairs_tile_run(pairs_tile *b, const attn_mask_tile *run)
         int64_t first = b->row0 + i * BLOCK_ROWS, end = first + BLOCK_ROWS, last = b->row0 + b->rows;
         b->span[i] = *run;
         if (!run->full) attn_mask_strip(b->mask, first, end < last ? end : last, &b->span[i]);
-        if (b->span[i].lo < b->span[i].hi) pairs_tile_strip(b, i);
     }
+    if (b->score->flags & ATTN_DROPOUT && !t->statistics)
+        dropout_strips(b->score, b->row0, b->rows, BLOCK_ROWS, b->span, t->key0, b->keep);
+    for (int64_t i = 0; i < b->strips; i++)
+        if (b->span[i].lo < b->span[i].hi) pairs_tile_strip(b, i);
     if (t->grad_k) pairs_tile_keys(b, run);
 }
 
@@ -317,6 +330,8 @@ static void store_transposed(const pairs_tile *b, const float *sums, int64_t dim
     int64_t count = t->key1 - t->key0;
     float rows[VL][ATTN_DIM_MOST];
     for (int64_t key = 0; key < count; key += VL) {
+        for (int64_t i = 0; i < VL && key + i < count; i++)
+            prefetch_row(t->grad_dtype, out, (t->key0 + key + i) * stride, dim);
         for (int64_t d = 0; d < dim; d += VL) {
             vf x[VL];
             for (int64_t i = 0; i < VL; i++)

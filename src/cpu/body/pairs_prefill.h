@@ -225,14 +225,17 @@ static void pairs_softmax(pairs *p, const item *u, work *w)
     if (u->strip >= 0) {
         rows = task->rows - u->strip * BLOCK_ROWS < BLOCK_ROWS ? task->rows - u->strip * BLOCK_ROWS : BLOCK_ROWS;
         if (task->score->flags & ATTN_DROPOUT)
-            dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0, u->hi, ATTN_ITEM_KEYS / 64,
-                         p->keep);
+            dropout_keep(task->score, task->row0 + u->strip * BLOCK_ROWS, rows, u->key0 + u->lo / 64 * 64,
+                         u->hi - u->lo / 64 * 64, ATTN_ITEM_KEYS / 64, p->keep + u->lo / 64);
     }
     if (u->strip >= 0 && p->scaled_key0 != u->key0) {
         attn_keys_scales(task->keys, 0, u->key0, ATTN_ITEM_KEYS, p->k_scale, p->v_scale);
         p->scaled_key0 = u->key0;
     }
     for (int64_t r = 0; r < rows; r++) {
+        if (p->fresh[u->strip]) /* else it has been fetched */
+            prefetch_row_l2(task->out_dtype, task->o, (task->row0 + u->strip * BLOCK_ROWS + r) * task->o_row,
+                            task->dim_v);
         pairs_row(p, u, r);
         work_until(w, w->steps * (r + 1) / rows);
     }
@@ -253,6 +256,5 @@ static void attend_pairs(const attn_attend_task *task)
         next = now.strip >= 0 ? pairs_next(&p) : now;
     }
     products_end();
-    for (int64_t r = 0; r < task->rows; r++)
-        finish_row(task, r, p.o + r * p.o_pitch, p.max[r], p.sum + r * VL, p.fresh[r / BLOCK_ROWS]);
+    finish_rows(task, p.o, p.o_pitch, p.max, p.sum, p.fresh, BLOCK_ROWS);
 }

@@ -84,10 +84,10 @@ static void prefill_strip(prefill *p, int64_t strip, int64_t key0)
     }
 }
 
-static void prefill_softmax(prefill *p, int64_t key0, int64_t end)
+static void prefill_softmax(prefill *p, int64_t key0)
 {
     const attn_attend_task *task = p->task;
-    if (p->keep) dropout_keep(task->score, task->row0, task->rows, key0, end - key0, ATTN_KEYS_TILE / 64, p->keep);
+    if (p->keep) dropout_strips(task->score, task->row0, task->rows, STRIP, p->span, key0, p->keep);
     for (int64_t i = 0; i < p->strips; i++)
         if (p->span[i].lo < p->span[i].hi) prefill_strip(p, i, key0);
 }
@@ -111,8 +111,7 @@ static void prefill_output(prefill *p, int64_t key0)
 
 static void prefill_finish(const prefill *p)
 {
-    for (int64_t r = 0; r < p->task->rows; r++)
-        finish_row(p->task, r, p->o + r * p->o_pitch, p->max[r], p->sum + r * VL, p->fresh[r / STRIP]);
+    finish_rows(p->task, p->o, p->o_pitch, p->max, p->sum, p->fresh, STRIP);
 }
 
 static void attend(const attn_attend_task *task)
@@ -126,7 +125,7 @@ static void attend(const attn_attend_task *task)
         prefill_spans(&p, &tile);
         prefill_scores(&p, key0, tile.hi);
         attn_keys_scales(task->keys, 0, key0, attn_round_up(tile.hi - key0, PANEL), p.k_scale, p.v_scale);
-        prefill_softmax(&p, key0, tile.hi);
+        prefill_softmax(&p, key0);
         prefill_output(&p, key0);
     }
     prefill_finish(&p);

@@ -6,7 +6,7 @@ static void hide_unseen(const attn_mask_view *mask, int64_t row, const attn_mask
 {
     int64_t first = span->lo, end = span->hi;
     if (span->full || span->ranged) {
-        if (!span->full) attn_mask_run(mask, row, &first, &end);
+        if (!span->full) attn_mask_run(mask, row, span, &first, &end);
         first = first > span->lo ? first - key0 : span->lo - key0;
         end = end < span->hi ? end - key0 : span->hi - key0;
         if (first > end) first = end = lo; /* the row sees nothing here */
@@ -41,14 +41,71 @@ ALWAYS_INLINE void add_row(float *out, const float *o, int64_t dim, float factor
         out[d] += o[d] * factor;
 }
 
-/* Divides, converts and stores row row0 + r of a task, and its LSE. sum: VL partial sums; fresh: nothing was written to
- * o. */
-static void finish_row(const attn_attend_task *task, int64_t r, float *o, float max, const float *sum, bool fresh)
+/* log2 of a normal number, to within 1e-10; NaN for NaN and infinity. Without branches: compilers make vectors of it.
+ */
+ALWAYS_INLINE double log2_of(double x)
+{
+    const uint64_t one = UINT64_C(0x3ff) << 52, half_root = UINT64_C(0x3fe6a09e667f3bcd); /* the root of 1/2 */
+    const double magic = 0x1p52 + 1023; /* ends in an exponent's bits */
+    uint64_t bits, low, high;
+    memcpy(&bits, &x, sizeof bits);
+    bits += one - half_root;
+    high = bits >> 52 | UINT64_C(0x433) << 52;
+    low = (bits & ((UINT64_C(1) << 52) - 1)) + half_root;
+    double exponent, m; /* x = 2^exponent m, m from the root of 1/2 to that of 2 */
+    memcpy(&exponent, &high, sizeof exponent);
+    memcpy(&m, &low, sizeof m);
+    double z = (m - 1) / (m + 1), w = z * z, odd = 1.0 / 11; /* ln m = 2 (z + z^3 / 3 + z^5 / 5 ...) */
+    odd = odd * w + 1.0 / 9;
+    odd = odd * w + 1.0 / 7;
+    odd = odd * w + 1.0 / 5;
+    odd = odd * w + 1.0 / 3;
+    odd = odd * w + 1;
+    return exponent - magic + 2 * 1.4426950408889634 * z * odd + (x - x);
+}
+
+/* attn_score_finish of `count` rows: where there is no sink, side by side. */
+static void finish_sums(const attn_score *score, int64_t count, const float *max, const float *sum, float *lse,
+                        float *factor)
+{
+    if (score->flags & ATTN_SINK) {
+        for (int64_t r = 0; r < count; r++)
+            factor[r] = attn_score_finish(score, max[r], sum[r], lse + r);
+        return;
+    }
+    double kept = attn_dropout_kept(score);
+    for (int64_t r = 0; r < count; r++) {
+        double total = sum[r];
+        float ended = (float)((max[r] + log2_of(total)) * 0.6931471805599453);
+        float divided = (float)(kept / total);
+        lse[r] = total != 0 ? ended : -INFINITY;
+        factor[r] = total != 0 ? divided : 0;
+    }
+}
+
+/* Divides, converts and stores row row0 + r of a task. fresh: nothing was written to o. */
+static void finish_row(const attn_attend_task *task, int64_t r, float *o, float factor, bool fresh)
 {
     int64_t row = task->row0 + r;
-    float factor = attn_score_finish(task->score, max, v_hsum(v_load(sum)), task->lse ? task->lse + row : NULL);
     if (fresh) memset(o, 0, (size_t)task->dim_v * sizeof *o);
     attn_score_scale_output(task->score, factor, o, task->dim_v);
     store_row(task->out_dtype, (char *)task->o + row * task->o_row * attn_dtype_size(task->out_dtype), o, task->dim_v,
               factor);
+}
+
+/* All rows of a task, and their LSE. sum: VL partial sums a row; fresh: of each strip of rows. */
+static void finish_rows(const attn_attend_task *task, float *o, int64_t o_pitch, const float *max, const float *sum,
+                        const bool *fresh, int64_t strip)
+{
+    enum { TOGETHER = 32 };
+    float total[TOGETHER], lse[TOGETHER], factor[TOGETHER];
+    for (int64_t first = 0; first < task->rows; first += TOGETHER) {
+        int64_t count = task->rows - first < TOGETHER ? task->rows - first : TOGETHER;
+        for (int64_t r = 0; r < count; r++)
+            total[r] = v_hsum(v_load(sum + (first + r) * VL));
+        finish_sums(task->score, count, max + first, total, lse, factor);
+        if (task->lse) memcpy(task->lse + task->row0 + first, lse, (size_t)count * sizeof *lse);
+        for (int64_t r = first; r < first + count; r++)
+            finish_row(task, r, o + r * o_pitch, factor[r - first], fresh[r / strip]);
+    }
 }
