@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "num/half.h"
+#include "problem/keys.h"
 #include "problem/sequence.h"
 #include "ref/ref.h"
 
@@ -179,8 +180,48 @@ static void only_keys_of_sequences_are_read(void **state)
     }
 }
 
+/* Exactly the keys that are asked for are listed, in pages or not, where runs of seen keys end before, in and behind
+ * them; those that no row sees are rows of zeros. */
+static void exactly_so_many_rows_are_listed(void **state)
+{
+    (void)state;
+    enum { ALL = 24, SLOTS = 5 };
+    static const int32_t ids[] = { 3, 0, 4, 1, 2 };
+    static const char pool[ALL + 1];
+    static const char nothing[1];
+    for (int paged = 0; paged < 2; paged++)
+        for (int64_t lo = 0; lo < ALL; lo++)
+            for (int64_t count = 0; lo + count <= ALL; count++) {
+                const void *k[ALL + 1], *v[ALL + 1];
+                attn_keys keys = { .k = pool,
+                                   .v = pool,
+                                   .k_row = 1,
+                                   .v_row = 1,
+                                   .pages = paged ? ids : NULL,
+                                   .page_size = SLOTS,
+                                   .k_page = SLOTS,
+                                   .v_page = SLOTS,
+                                   .seen = { .lo = { 2, 11 }, .hi = { 7, 22 } } };
+                for (int64_t i = 0; i <= ALL; i++)
+                    k[i] = v[i] = nothing;
+                attn_keys_rows(&keys, lo, count, k, v);
+                for (int64_t i = 0; i <= ALL; i++) {
+                    int64_t key = lo + i, at = paged && key < ALL ? ids[key / SLOTS] * SLOTS + key % SLOTS : key;
+                    bool seen = (key >= 2 && key < 7) || (key >= 11 && key < 22);
+                    assert_ptr_equal(k[i], v[i]);
+                    if (i >= count)
+                        assert_ptr_equal(k[i], nothing);
+                    else if (seen)
+                        assert_ptr_equal(k[i], pool + at);
+                    else
+                        assert_memory_equal(k[i], ((char[ATTN_KEYS_ZEROS]){ 0 }), ATTN_KEYS_ZEROS);
+                }
+            }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(only_keys_of_sequences_are_read) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(exactly_so_many_rows_are_listed),
+                                        cmocka_unit_test(only_keys_of_sequences_are_read) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
