@@ -2,8 +2,11 @@
 Accuracy, time to a fixed number of steps, memory, and attention's share (arXiv 2011.04006)."""
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import gc
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+import multiprocessing
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +23,7 @@ from .measure import OURS, Run
 
 class Task(NamedTuple):
     name: str
-    draw: Callable[[int, int], Tuple[Any, Any, Any]]  # (seed, count) -> tokens, lens, labels
+    draw: Callable[..., Tuple[Any, Any, Any]]  # (seed=, count=) -> tokens, lens, labels
     length: int
     vocabulary: int
     classes: int
@@ -30,18 +33,27 @@ class Task(NamedTuple):
 
 def tasks(run: Run) -> Dict[str, Task]:
     if run.quick:
-        recipe = dict(shortest=20, longest=128)
-        return {"ListOps": Task("ListOps", lambda seed, n: listops.batch(seed, n, 128, **recipe), 128,
-                                listops.VOCABULARY, 10, 4, 4),
-                "Pathfinder": Task("Pathfinder", lambda seed, n: pathfinder.batch(seed, n, 16), 256, 256, 2, 4, 4)}
+        words = functools.partial(listops.batch, length=128, shortest=20, longest=128)
+        return {"ListOps": Task("ListOps", words, 128, listops.VOCABULARY, 10, 4, 4),
+                "Pathfinder": Task("Pathfinder", functools.partial(pathfinder.batch, side=16), 256, 256, 2, 4, 4)}
     steps, batch = (1500, 32) if run.on_gpu else (10, 2)
-    made = {"ListOps 2K": Task("ListOps 2K", lambda seed, n: listops.batch(seed, n, 2048), 2048, listops.VOCABULARY, 10,
-                               batch, steps)}
+    made = {"ListOps 2K": Task("ListOps 2K", functools.partial(listops.batch, length=2048), 2048, listops.VOCABULARY,
+                               10, batch, steps)}
     for side, name, few in ((32, "1K", steps), (64, "4K", steps // 3), (128, "16K", 10)):
         if side < 128 or run.on_gpu:
-            made[f"Pathfinder {name}"] = Task(f"Pathfinder {name}", lambda seed, n, side=side: pathfinder.batch(
-                seed, n, side), side * side, 256, 2, max(batch * 32 * 32 // side ** 2, 1), max(few, 5))
+            made[f"Pathfinder {name}"] = Task(f"Pathfinder {name}", functools.partial(pathfinder.batch, side=side),
+                                              side * side, 256, 2, max(batch * 32 * 32 // side ** 2, 1), max(few, 5))
     return made
+
+
+def drawn(task: Task, seeds: Iterable[int], side_by_side: bool) -> List[Tuple[Any, Any, Any]]:
+    """A batch for each seed. side_by_side: by a process for each processor, so that a GPU need not wait for minutes;
+    new ones, since a copy of a process that uses a GPU cannot."""
+    draw = functools.partial(task.draw, count=task.batch)
+    if not side_by_side:
+        return [draw(seed) for seed in seeds]
+    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(draw, seeds, chunksize=8))
 
 
 # ---- the model ---------------------------------------------------------------------------------
@@ -121,7 +133,9 @@ def one_task(run: Run, task: Task) -> None:
     models: Dict[str, Any] = {}
     steps: Dict[str, Callable[[], Any]] = {}
     more: Dict[str, Dict[str, Any]] = {}
-    data = [up(task.draw(seed, task.batch)) for seed in range(min(task.steps, 4 if run.quick else task.steps))]
+    side_by_side = run.on_gpu and not run.quick
+    data = [up(batch) for batch in drawn(task, range(task.steps), side_by_side)]
+    unseen = [up(batch) for batch in drawn(task, range(1 << 20, (1 << 20) + (2 if run.quick else 10)), side_by_side)]
     run.say(f"{task.name}: {len(data)} batches drawn")
     seconds: Dict[str, float] = {}
     for name, attend in attends(task, run.device).items():
@@ -129,8 +143,8 @@ def one_task(run: Run, task: Task) -> None:
         model = Encoder(task, attend, width, heads, layers).to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), 3e-4 if run.on_gpu else 1e-3)
 
-        def step(i: Optional[int] = None, model: Any = model, optimizer: Any = optimizer) -> Any:
-            tokens, lens, labels = data[(i or 0) % len(data)]
+        def step(i: int = 0, model: Any = model, optimizer: Any = optimizer) -> Any:
+            tokens, lens, labels = data[i]
             with torch.autocast(run.device.type, run.dtype, enabled=half):
                 loss = F.cross_entropy(model(tokens, lens), labels)
             loss.backward()
@@ -162,8 +176,7 @@ def one_task(run: Run, task: Task) -> None:
         seconds[name] = measure.turns(run, {name: train}, 1)[name][0] / 1e3
         right = count = 0
         with torch.no_grad(), torch.autocast(run.device.type, run.dtype, enabled=half):
-            for seed in range(1 << 20, (1 << 20) + (2 if run.quick else 10)):  # never seen
-                tokens, lens, labels = up(task.draw(seed, task.batch))
+            for tokens, lens, labels in unseen:
                 right += int((models[name](tokens, lens).argmax(-1) == labels).sum())
                 count += len(labels)
         run.row(task.name, name, figure="accuracy", value=right / count, batch=task.batch, length=task.length,
