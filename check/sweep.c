@@ -102,6 +102,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
         const attn_cuda_kernel *cuda = check_cuda_kernel_named(report->kernel);
         bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
+        int64_t dim_v = desc->dim_v ? desc->dim_v : desc->dim_qk;
         if (cuda->paged && !(desc->flags & ATTN_PAGED)) return false;
         if (attn_cuda_bytes_obstacle(cuda, desc)) return false;
         if (cuda->form == ATTN_CUDA_DECODE && packed_rows(desc) > cuda->q_tile) return false;
@@ -109,7 +110,7 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
                cuda->dtype == desc->dtype && cuda->kv_dtypes >> attn_kv_dtype(desc) & 1 &&
                (desc->flags & ~cuda->features) == 0 && !(cuda->needs & ~desc->flags) &&
                (!(cuda->needs & ATTN_BIAS) || attn_cuda_bias_is_even(desc)) && attn_cuda_takes_ranges(cuda, desc) &&
-               attn_cuda_takes_lists(cuda, desc) && desc->dim_qk <= cuda->dim && desc->dim_v <= cuda->dim_v;
+               attn_cuda_takes_lists(cuda, desc) && desc->dim_qk <= cuda->dim && dim_v <= cuda->dim_v;
     }
     const attn_cpu_kernel *kernel = kernel_named(report->kernel);
     return kernel->form == form && kernel->dtypes >> desc->dtype & 1 && (desc->flags & ~kernel->features) == 0 &&
