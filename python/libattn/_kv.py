@@ -143,6 +143,20 @@ def attention_with_kvcache(
         q              (batch, len_q, heads_q, dim), of the cache's dtype, or float32, float16 or bfloat16 where that
                        has one byte; the last row of a sequence stands at its last key
 """
+    return with_kvcache(
+        None, q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, max_len_q, max_len_kv, rotary_cos,
+        rotary_sin, rotary_interleaved, rotary_positions, first_kv, position_q, position_kv, causal, window, chunk,
+        prefix, mask, bits, bits_keys, scale, softcap, alibi, sink, visible_share, out, return_lse, out_f32,
+        deterministic, threads, isa, kernel, strategy, fault, stream, k_scale, v_scale, token_scales)
+
+
+def with_kvcache(
+    ran, q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, max_len_q, max_len_kv, rotary_cos,
+    rotary_sin, rotary_interleaved, rotary_positions, first_kv, position_q, position_kv, causal, window, chunk,
+    prefix, mask, bits, bits_keys, scale, softcap, alibi, sink, visible_share, out, return_lse, out_f32,
+    deterministic, threads, isa, kernel, strategy, fault, stream, k_scale, v_scale, token_scales,
+) -> Any:
+    """attention_with_kvcache. ran: is told of the call and its plans when it has run; None: nobody is."""
     _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink, k_scale=k_scale, v_scale=v_scale)
     _together(k, v)
     scales = Scales(k_scale, v_scale, _options.flag("token_scales", token_scales))
@@ -173,7 +187,7 @@ def attention_with_kvcache(
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens_q,
                        "cu_lens_q", q, rotary, threads, fault, scales)
         given = tables if mask is None else dict(tables, bits=_pack(mask, call.mask_shape(more, max_len_q)))
-        return _attend(call, static, more, given, max_len_q, out, return_lse)
+        return _attend(call, static, more, given, max_len_q, out, return_lse, ran)
 
     return _run.placed(seen, q, handle, used, body)
 
@@ -497,7 +511,7 @@ def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
     return address_of(seen)
 
 
-def _reach(tensor: Any, name: str) -> Tuple[int, int]:
+def reach(tensor: Any, name: str) -> Tuple[int, int]:
     """Bytes [first, end) that the tensor's elements lie in."""
     at = layout(tensor, name)
     if 0 in at.shape:
@@ -519,14 +533,14 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
     pairs += [({**early, **call.scales}, {"out": tensor}) for tensor in outputs.values()]
     for inputs, outs in pairs:
         for name, tensor in inputs.items():
-            first, end = _reach(tensor, name)
+            first, end = reach(tensor, name)
             for other, output in outs.items():
-                start, stop = _reach(output, other)
+                start, stop = reach(output, other)
                 if first < stop and start < end:
                     raise _c.InvalidError(f"{name} overlaps {other}, which the call writes")
 
 
-def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
+def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse, ran):
     of = layout(call.tensors["q"], "q").dtype
     arrays = {name: as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
               for name, value in tables.items()}
@@ -562,6 +576,8 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse):
     except _c.InvalidError as error:
         call.refuse(error, more)
     del owner
+    if ran is not None:
+        ran(call, prepared)
     return tuple(results) if return_lse else results[0]
 
 

@@ -2,14 +2,15 @@
 into the cache that they are given, and torch.ops.libattn.cascade. They have no autograd."""
 from __future__ import annotations
 
+import functools
 import numbers
 import warnings
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from . import _c, _cascade, _kv, _options, _torch_nested
+from . import _c, _cascade, _kv, _options, _torch_kv_again, _torch_nested
 from ._api import Window
 from ._torch_masks import bits_of
 from ._torch_ops import floats_of, threads_of
@@ -52,14 +53,27 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
                   fault, k_scale, v_scale, token_scales, max_len_q, first_kv, position_q, position_kv, prefix, bits,
                   alibi, sink, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale, softcap, out_f32,
                   deterministic):
-    return _kv.attention_with_kvcache(
-        q, k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=page_table, cu_lens_q=cu_lens,
-        max_len_q=max_len_q, max_len_kv=max_len_kv, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved,
-        rotary_positions=positions, first_kv=first_kv, position_q=position_q, position_kv=position_kv, causal=causal,
-        window=None if window is None else tuple(window), chunk=chunk, prefix=prefix, bits=bits, bits_keys=bits_keys,
-        scale=scale, softcap=softcap, alibi=alibi, sink=sink, visible_share=visible_share, return_lse=True,
-        out_f32=out_f32, deterministic=deterministic, threads=threads_of(threads, q), fault=fault, k_scale=k_scale,
-        v_scale=v_scale, token_scales=token_scales)
+    ran = None
+    if cu_lens is None and fault is None and k_scale is None and v_scale is None:
+        static = _static(interleaved, threads, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale,
+                         softcap, out_f32, deterministic)
+        given = _given(q, k_cache, v_cache, k, v, first_kv, position_q, position_kv, prefix, bits, alibi, sink, seqlens,
+                       page_table, cos, sin, positions)
+        ran = functools.partial(_torch_kv_again.keep, given, static)
+    return _kv.with_kvcache(
+        ran, q, k_cache, v_cache, k, v, seqlens, page_table, cu_lens, max_len_q, max_len_kv, cos, sin, interleaved,
+        positions, first_kv, position_q, position_kv, causal, None if window is None else tuple(window), chunk, prefix,
+        None, bits, bits_keys, scale, softcap, alibi, sink, visible_share, None, True, out_f32, deterministic,
+        threads_of(threads, q), "auto", None, None, fault, None, k_scale, v_scale, token_scales)
+
+
+def _static(*options: Any) -> Tuple[Any, ...]:
+    return tuple(tuple(option) if type(option) is list else option for option in options)
+
+
+def _given(*tensors: Optional[Tensor]) -> Dict[str, Tensor]:
+    """By their names, those that are there."""
+    return {name: tensor for name, tensor in zip(_torch_kv_again.TENSORS, tensors) if tensor is not None}
 
 
 def _cascaded(q, k_cache, v_cache, sink, fault, cu_lens_q, lens_kv, page_tables, max_len_q, max_len_kv, causal, scale,
@@ -249,7 +263,16 @@ def attention_with_kvcache(
         _options.check_all(_OPTIONS, (return_lse, causal, window, chunk, scale, softcap, out_f32, deterministic,
                                       threads, max_len_q, max_len_kv, bits_keys, visible_share))
     alibi, sink = (tensor if tensor is None else tensor.to(floats_of(q)) for tensor in (alibi, sink))
-    o, lse = _with_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, q, cu_lens_q), page_table, cu_lens_q, q,
+    seqlens = _lengths(cache_seqlens, q, cu_lens_q)
+    if cu_lens_q is None and fault is None and k_scale is None and v_scale is None and not token_scales:
+        results = _torch_kv_again.again(
+            _given(q, k_cache, v_cache, k, v, first_kv, position_q, position_kv, prefix, bits, alibi, sink, seqlens,
+                   page_table, rotary_cos, rotary_sin, rotary_positions),
+            _static(rotary_interleaved, threads, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale,
+                    softcap, out_f32, deterministic), return_lse)
+        if results is not None:
+            return (results[0], results[1]) if return_lse else results[0]
+    o, lse = _with_op(k_cache, v_cache, k, v, seqlens, page_table, cu_lens_q, q,
                       rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, _scale(k_scale, q),
                       _scale(v_scale, q), token_scales, max_len_q, first_kv, position_q, position_kv, prefix, bits,
                       alibi, sink, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale, softcap, out_f32,

@@ -84,6 +84,26 @@ def test_one_stretch_for_each_sequence():
     assert torch.equal(there.cpu(), cache)
 
 
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "stretches"])
+def test_a_call_like_one_before_goes_past_the_operator(paged, monkeypatch):
+    """On the same stream, and on another one."""
+    given = dict(problem(dtype=torch.float16), causal=True)
+    if not paged:
+        del given["page_table"]
+        given.update((name, torch.randn(2, 24, 2, 16).half()) for name in ("k_cache", "v_cache"))
+    wanted = copied(given)
+    o = la.attention_with_kvcache(**wanted)
+    for step in range(3):
+        there = moved(given, "cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream() if step == 2 else torch.cuda.current_stream()):
+            close(la.attention_with_kvcache(**there), o)
+        torch.cuda.synchronize()
+        for name in ("k_cache", "v_cache"):
+            assert torch.equal(there[name].cpu(), wanted[name])
+        monkeypatch.setattr(_torch_kv, "_with_op", lambda *_: pytest.fail("the operator was called"))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("drafts, page_size", [(4, 16), (13, 16), (40, 64), (13, 5)])
 def test_a_tree_of_drafts(drafts, page_size, dtype):

@@ -6,7 +6,13 @@ torch = pytest.importorskip("torch")
 
 import libattn  # noqa: E402
 import libattn.torch as la  # noqa: E402
-from libattn import _torch_kv  # noqa: E402
+from libattn import _run, _torch_kv  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def by_the_operator(monkeypatch):
+    """No call finds one like it, which would go another way (test_torch_kv_again.py)."""
+    monkeypatch.setattr(_run, "calls", {})
 
 
 def problem(new=2, packed=False, dtype=torch.float32, device="cpu"):
