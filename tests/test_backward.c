@@ -421,7 +421,8 @@ static void nothing_has_no_gradient(void **state)
     }
 }
 
-int main(void)
+/* test_backward [PATTERN]: of these tests alone. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(relations_hold),
@@ -431,5 +432,6 @@ int main(void)
         cmocka_unit_test(threads_do_not_change_a_bit),
         cmocka_unit_test(nothing_has_no_gradient),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
