@@ -378,10 +378,11 @@ static void threads_do_not_change_a_bit(void **state)
 {
     (void)state;
     int count;
+    uint32_t number = 0;
     const attn_cpu_kernel *kernels = attn_cpu_kernels(&count);
     for (int k = 0; k < count; k++)
         for (int s = 0; s < COUNT(shapes) && runs_backward(&kernels[k]); s++)
-            check_determinism(&kernels[k], shapes[s]);
+            if (test_takes(number++)) check_determinism(&kernels[k], shapes[s]);
 }
 
 /* ---- nothing ------------------------------------------------------------------------------------- */
