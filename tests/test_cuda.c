@@ -487,6 +487,7 @@ static void other_devices_are_refused(void **state)
     end_context(context);
 }
 
+/* test_cuda [absent | old | PATTERN]: without a device, with an old one, or of all other tests these alone. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest absent[] = { cmocka_unit_test(no_device_is_no_device) };
@@ -511,9 +512,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_check_has_a_report_of_every_kernel),
         cmocka_unit_test(backward_passes_words_on),
     };
+    const char *word = argc > 1 ? argv[1] : "*";
+    bool is_absent = strcmp(word, "absent") == 0, is_old = strcmp(word, "old") == 0;
+    if (!is_absent && !is_old) cmocka_set_test_filter(word);
     cuda_begin();
-    int failed = argc > 1 && strcmp(argv[1], "absent") == 0 ? cmocka_run_group_tests(absent, NULL, NULL)
-                 : argc > 1                                 ? cmocka_run_group_tests(old, NULL, NULL)
-                                                            : cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = is_absent ? cmocka_run_group_tests(absent, NULL, NULL)
+                 : is_old  ? cmocka_run_group_tests(old, NULL, NULL)
+                           : cmocka_run_group_tests(tests, NULL, NULL);
     return cuda_end(failed);
 }

@@ -6,7 +6,7 @@ import pty
 import re
 import sys
 
-from harness import case, check, gpu_environment, idle_gpu, skip
+from harness import case, check, gpu_environment, idle_gpu, long_case, skip
 
 QUICK = "bench --len 40 --dim 16 --heads 2/1 --threads 1 --min-time 0.0001 --repeat 5".split()
 
@@ -37,7 +37,7 @@ def results(place, *words, **keywords):
     return json.loads(place.run("bench", "--json", *words, **keywords).out)["results"]
 
 
-@case
+@long_case
 def bench_smoke(place):
     """Every suite, with the peer where it is found; --smoke itself looks at each figure."""
     rows = results(place, "--smoke", "--threads", "2")
@@ -55,7 +55,7 @@ def bench_smoke(place):
         check(flops["fwdbwd", 96, mask] == 3.5 * forward, mask, "fwdbwd:", flops["fwdbwd", 96, mask])
 
 
-@case
+@long_case
 def bench_ring(place):
     """Ranks that are threads, by either schedule, beside one of them."""
     rows = results(place, "--smoke", "--suite", "ring", "--dtype", "f32", "--ranks", "3")
@@ -92,7 +92,7 @@ def bench_kv(place):
     place.refuses([*QUICK, "--suite", "pool", "--peer-library", "x.so"], 2, "the suite pool has no peer")
 
 
-@case
+@long_case
 def bench_paged(place):
     """Pages in order and in none beside the same keys without pages, on the CPU and on a GPU."""
     kinds, gpu = ["pages:16", "mixed:16", "pages:64", "mixed:64", "mixed:12"], idle_gpu()
@@ -130,7 +130,7 @@ def bench_cascade(place):
     place.refuses(["bench", "--device", "cuda", "--suite", "window", "--dim", "64"], 2, "--dim: the suite window")
 
 
-@case
+@long_case
 def bench_decode(place):
     """The shapes of serving: as many keys in ragged and uniform sequences, those of a window alone where there is one."""
     words = ("--smoke", "--suite", "decode", "--dtype", "bf16", "--threads", "1", "--peer", "none", "--repeat", "1")
@@ -322,7 +322,7 @@ def bench_sweeps(place):
     check(all(row["peer"] == "best-tiles" and 0 < row["ratio"] <= 1 for row in rows), rows)
 
 
-@case
+@long_case
 def bench_library(place):
     """Another build of the library takes its turns in every suite that has a peer, on the CPU and on a GPU."""
     library, gpu = os.environ.get("ATTN_TEST_LIBRARY"), idle_gpu()
@@ -360,7 +360,7 @@ def bench_only(place):
     place.refuses(["bench", *words, "--only", "nothing"], 1, "nothing to measure: --only nothing")
 
 
-@case
+@long_case
 def bench_features(place):
     """Each feature, forward and backward, beside plain; FLOPs of exactly the visible pairs; what is refused is said."""
     words = "--suite features --len 40 --heads 8 --threads 1 --min-time 1e-6 --pause 1e-6 --repeat 1 --dtype bf16".split()
@@ -397,7 +397,7 @@ def bench_features(place):
     check(all(float(line[COLUMNS.index("plain_share")]) > 0 for line in kept[1:]), "shares")
 
 
-@case
+@long_case
 def bench_features_peers(place):
     """PyTorch is asked for the feature, on a GPU and on the CPU, there only for what it has."""
     gpu = idle_gpu()
@@ -434,7 +434,7 @@ def bench_features_peers(place):
         check(start + end + "\n" in log, end, log)
 
 
-@case
+@long_case
 def bench_strategies(place):
     """Each strategy that a plan takes is switched off: words that `attn explain` names, kernels that exist; once each."""
     gpu = idle_gpu()

@@ -11,7 +11,7 @@ import subprocess
 from arrays import Array, npy, read_npy, uniform
 from cases_answers import QKV, problem
 from cases_grad import GRAD, upstream
-from harness import LIMIT, case, check, close, gpu_environment, skip
+from harness import LIMIT, case, check, close, gpu_environment, long_case, skip
 
 
 @case
@@ -101,7 +101,7 @@ def info(place):
     check(forced["chosen"] == "portable", forced)
 
 
-@case
+@long_case
 def machine(place):
     text = place.run("machine").out
     told = json.loads(place.run("machine", "--json").out)
@@ -178,7 +178,7 @@ def kernels_of_gpus(place):
         check(kernel["asked"] <= ("f16" == kernel["dtype"] or not alone), kernel)
 
 
-@case
+@long_case
 def support(place):
     """docs/SUPPORT.md's cells against what plans take, where a driver stands for a GPU's."""
     env = gpu_environment()
@@ -221,7 +221,7 @@ def elements_of_a_byte(place):
     check(kernels["portable_decode"]["kv_dtypes"] == ["e4m3", "i8"] and not kernels["portable_backward"]["kv_dtypes"], kernels)
 
 
-@case
+@long_case
 def checks(place):
     for word in ("forward", "backward"):
         told = json.loads(place.run("check", "--pass", word, "--case", "0", "--json").out)
@@ -249,7 +249,7 @@ def checks(place):
     place.refuses(["check", "--pass", "backward", "--kernel", "avx2_decode"], 2, "--pass backward: attn kernels lists no")
 
 
-@case
+@long_case
 def random_checks(place):
     text = place.run("check", "--random", "0.5", "--pairs", "2000", "--seed", "3").out
     last = text.splitlines()[-1]

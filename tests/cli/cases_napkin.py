@@ -4,7 +4,7 @@ import json
 import os
 
 from geometry import Drawing
-from harness import case, check
+from harness import case, check, long_case
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 EXAMPLES, DOCS = os.path.join(ROOT, "examples", "napkin"), os.path.join(ROOT, "docs")
@@ -99,7 +99,7 @@ def draw(place, *words):
     return drawing
 
 
-@case
+@long_case
 def napkin_drawings_are_tidy(place):
     examples = sorted(name for name in os.listdir(EXAMPLES) if name.endswith(".nap"))
     check(len(examples) >= 8, examples)
@@ -111,7 +111,7 @@ def napkin_drawings_are_tidy(place):
             check(drawing.empty() <= 0.4, name, "on", machine, "leaves %.0f %% of the page" % (100 * drawing.empty()))
 
 
-@case
+@long_case
 def napkin_draws_any_diagram(place):
     axes = "abcdefghijkl"
     some, rest = ", ".join(axes[:6]), ", ".join(axes[6:])

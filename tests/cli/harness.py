@@ -8,12 +8,24 @@ import tempfile
 import traceback
 
 CASES = []
+LONG = []  # names of cases that take seconds
 LIMIT = 600  # seconds: ends what hangs, not what is slow
 
 
 def case(function):
     CASES.append((function.__name__, function))
     return function
+
+
+def long_case(function):
+    """ATTN_TEST_SHARE=n ATTN_TEST_TURN=i: of these each n-th alone, from the i-th on."""
+    LONG.append(function.__name__)
+    return case(function)
+
+
+def is_left_out(name):
+    share, turn = (int(os.environ.get("ATTN_TEST_" + word, default)) for word, default in (("SHARE", 1), ("TURN", 0)))
+    return name in LONG and (LONG.index(name) - turn) % share != 0
 
 
 class Failed(Exception):
@@ -98,7 +110,7 @@ def main():
     if not os.access(attn, os.X_OK):
         sys.exit("%s cannot be run" % attn)
     for name, function in CASES:
-        if wanted and name not in wanted:
+        if name not in wanted if wanted else is_left_out(name):
             continue
         with tempfile.TemporaryDirectory() as directory:
             try:

@@ -202,14 +202,12 @@ static void add(const char *only, const char *name, const attn_cuda_kernel *kern
     units[unit_count++] = (unit){ name, kernel };
 }
 
-/* Of the variants that nvcc makes ahead of time, where it is, each ATTN_TEST_SHARE-th alone, from the
- * ATTN_TEST_TURN-th on: this library's texts are nvcc's, too. */
+/* Of the variants each ATTN_TEST_SHARE-th alone, from the ATTN_TEST_TURN-th on. */
 static bool left_out(const attn_cuda_kernel *kernels, int i)
 {
     const char *share = getenv("ATTN_TEST_SHARE"), *turn = getenv("ATTN_TEST_TURN");
     int shares = share ? atoi(share) : 1;
-    return shares > 1 && attn_cuda_is_variant(&kernels[i]) && !kernels[i].asked &&
-           i % shares != (turn ? atoi(turn) : 0) % shares;
+    return shares > 1 && attn_cuda_is_variant(&kernels[i]) && i % shares != (turn ? atoi(turn) : 0) % shares;
 }
 
 static void list_units(const char *only)
