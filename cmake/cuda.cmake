@@ -22,10 +22,6 @@ endif()
 # Libraries for machines without NVRTC; script/same-code compares every kernel.
 option(ATTN_CUDA_ASKED "Have nvcc compile also the kernels that src/cuda/budget.txt leaves to NVRTC" OFF)
 
-# nvcc takes most of a build: CI has it compile a share of the kernels, others each time.
-set(ATTN_CUDA_SHARE 1 CACHE STRING "Of the kernels that nvcc is to compile, each n-th alone; NVRTC compiles the others")
-set(ATTN_CUDA_TURN 0 CACHE STRING "Which of them: from 0 to ATTN_CUDA_SHARE - 1")
-
 option(ATTN_CUDA_DELAYS "CUDA kernels whose warpgroups dawdle: for tests" OFF)
 
 # What src/cuda/budget.txt says of a unit: sets *made to AHEAD or ASKED.
@@ -47,15 +43,8 @@ function(attn_cuda_made unit made)
   set_property(GLOBAL APPEND_STRING PROPERTY ATTN_CUDA_UNITS "${unit} none\n")
 endfunction()
 
-# A unit's machine code, made by cubin.cmake: nvcc, and a look at what it says. Of variants a share alone, drawn by their names:
-# neighbours in the tables are alike.
+# A unit's machine code, made by cubin.cmake: nvcc, and a look at what it says.
 function(attn_cuda_unit target unit source spills)
-  string(SHA1 hash ${unit})
-  string(SUBSTRING ${hash} 0 7 hash)
-  math(EXPR turn "0x${hash} % ${ATTN_CUDA_SHARE}")
-  if(unit MATCHES "^attn_" AND NOT turn EQUAL ATTN_CUDA_TURN)
-    return()
-  endif()
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/cuda/${unit}.fatbin)
   set(defines ${ARGN})
   if(ATTN_CUDA_DELAYS)

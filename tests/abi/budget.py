@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
 """What the CUDA kernels cost a build is within the budget that is committed: src/cuda/budget.txt says what it may be.
 
-    tests/abi/budget.py TABLE UNITS [LIBRARY SHARE]
+    tests/abi/budget.py TABLE UNITS [LIBRARY]
 
 TABLE    src/cuda/budget.txt
 UNITS    what the build wrote, a line per unit: its name and its family
 LIBRARY  libattn.so of a build with nvcc, which has a size of its own
-SHARE    of its variants nvcc compiled each n-th alone: the others are taken to be as large
 
 No time is measured: kernels are counted, and the seconds that were measured when the table was written are added up.
 Before anything of the build, tables with faults are tried: each must be found."""
 import collections
-import glob
 import os
 import re
 import sys
@@ -79,20 +77,14 @@ def try_faults():
     assert not list(faults(asked, units)), "what NVRTC compiles costs the build nothing"
 
 
-def whole_size(library, units, share):
-    """What a library has with all variants; those that nvcc compiled lie beside the list of units."""
-    images = glob.glob(os.path.join(os.path.dirname(units), "attn_*.fatbin"))
-    return os.path.getsize(library) + (int(share) - 1) * sum(map(os.path.getsize, images))
-
-
-def main(table, units, library=None, share=1):
+def main(table, units, library=None):
     try_faults()
     with open(table) as file:
         text = file.read()
     with open(units) as file:
         pairs = [tuple(line.split()) for line in file]
     assert len(pairs) > 50, pairs
-    said = list(faults(text, pairs, whole_size(library, units, share) if library else 0))
+    said = list(faults(text, pairs, os.path.getsize(library) if library else 0))
     print("\n".join(said) or f"{len(pairs)} units, within the budget")
     sys.exit(bool(said))
 
