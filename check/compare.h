@@ -59,6 +59,9 @@ void check_reference_destroy(check_reference *reference);
 
 check_error check_compare(const check_problem *problem, const check_reference *reference);
 
+/* The error of a problem that is only too large, measured again beside naive's on many draws; others as they are. */
+check_error check_compare_again(const check_problem *problem, check_error error);
+
 /* The same for ATTN_BACKWARD, where those above lead to. */
 check_reference check_gradients_create(const check_problem *problem, int draws);
 check_error check_gradients_compare(const check_problem *problem, const check_reference *reference);

@@ -343,6 +343,7 @@ static void fit_decode(const attn_cuda_kernel *k, int number, attn_desc *d, chec
     if (d->len_q * group > k->q_tile) leave_out_bias(d); /* whose extents are the lengths */
     if (d->len_q * group > k->q_tile) d->len_q = 1 + number % (k->q_tile / group);
     if (!(d->flags & ATTN_BIAS)) d->len_kv = keys[number % 5];
+    if (d->bits_keys > d->len_kv) d->bits_keys = d->len_kv;
     if (d->flags & ATTN_VARLEN) d->total_q = d->batch * d->len_q, d->total_kv = d->batch * d->len_kv + 1;
 }
 

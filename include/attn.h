@@ -36,8 +36,8 @@
  *   ATTN_ISA_AMX) lose them: their instructions replace such inputs, products and sums by 0.
  *
  *   A bias of -inf hides its key; a NaN or infinity in the key's score still shows. A finite bias beyond +-2^126 counts
- *   as +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, and its LSE is about
- *   -2^126.
+ *   as +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, or where a plan
+ *   splits its keys (split-kv) the mean of the parts' means, and its LSE is about -2^126.
  *
  *   ATTN_PAGED: k and v are arrays of pages, (page, slot, head, dim) with the strides k_stride and v_stride: slots
  *   before heads or heads before slots. Key j of a sequence is slot j % page_size of the page whose id is entry j /

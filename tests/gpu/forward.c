@@ -28,7 +28,7 @@ static void low_biases(const attn_cuda_kernel *k)
     }
 }
 
-/* All keys are masked by the lowest number: each row is the mean of v. */
+/* All keys are masked by the lowest number: each row is the mean of v, where its keys are not split. */
 static void lowest_biases(const attn_cuda_kernel *k)
 {
     check_problem problem;
@@ -44,7 +44,7 @@ static void lowest_biases(const attn_cuda_kernel *k)
     const int64_t keys = desc.len_kv, dims = desc.dim_v, pitch = (keys + 7) / 8 * 8;
     for (int64_t i = 0; i < attn_bias_count(&desc); i++) /* rows have gaps between them */
         attn_store_scalar(desc.dtype, (void *)problem.args.bias, i / keys * pitch + i % keys, -0x1.fep127f);
-    desc.device = ATTN_CUDA, desc.kernel = k->name;
+    desc.device = ATTN_CUDA, desc.kernel = k->name, desc.strategy = "split-kv=1";
     attn_status status = check_problem_run(&problem, &desc, name);
     double worst = status ? INFINITY : 0;
     for (int64_t line = 0; line < desc.batch * desc.len_q * desc.heads_q && !status; line++)

@@ -57,7 +57,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     if (!status) {
         problem.options.widens = check_kernel_widens(k, &problem.resolved);
         check_reference reference = check_reference_create(&problem);
-        check_error error = check_compare(&problem, &reference);
+        check_error error = check_compare_again(&problem, check_compare(&problem, &reference));
         result(!error.message[0], "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, error.message);
         check_reference_destroy(&reference);
     }
