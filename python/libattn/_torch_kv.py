@@ -9,11 +9,12 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _c, _cascade, _kv, _options, _torch_kv_again, _torch_nested
 from ._api import Window
 from ._torch_masks import bits_of
-from ._torch_ops import floats_of, threads_of
+from ._torch_ops import FORWARD_MODE, floats_of, threads_of
 
 _CACHE = "Tensor(a!) k_cache, Tensor(b!) v_cache, "
 _WHERE = "Tensor cache_seqlens, Tensor? page_table, Tensor? cu_lens, "
@@ -116,6 +117,10 @@ _cascade_op = torch.ops.libattn.cascade.default
 
 
 def _refuse_gradients(arguments: Tuple[Any, ...], names: Tuple[str, ...]) -> None:
+    if forward_ad._current_level >= 0:
+        for place, tensor in enumerate(arguments):
+            if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise _c.UnsupportedError(f"{names[place]} has a tangent: {FORWARD_MODE}")
     for place, tensor in enumerate(arguments if torch.is_grad_enabled() else ()):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             raise _c.InvalidError(f"{names[place]} requires grad, and attention to a cache has no autograd: call it "
@@ -129,6 +134,16 @@ def _without_autograd(op: Any, names: Tuple[str, ...]) -> Any:
             return op(*arguments)
 
     return kernel
+
+
+def _refuse_meta(**tensors: Any) -> None:
+    """A tensor on meta beside others: the dispatcher would leave the kernel out, and nothing would be computed."""
+    tensors = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    meta = [name for name, x in tensors.items() if x.is_meta]
+    if meta and len(meta) < len(tensors):
+        other = next(name for name in tensors if name not in meta)
+        raise _c.InvalidError(f"{meta[0]} is on meta and {other} on {tensors[other].device}; they take one CPU or CUDA "
+                              "GPU")
 
 
 def _refuse_vmap(name: str) -> Any:
@@ -213,6 +228,9 @@ def append_kvcache(
     if not torch.compiler.is_compiling():
         _options.check_all(("threads", "token_scales"), (threads, token_scales))
         _options.check("rotary_interleaved", rotary_interleaved)
+    _refuse_meta(k=k, v=v, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens, page_table=page_table,
+                 cu_lens=cu_lens, q=q, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_positions=rotary_positions,
+                 fault=fault, k_scale=k_scale, v_scale=v_scale)
     turned = _append_op(k_cache, v_cache, k, v, _lengths(cache_seqlens, k, cu_lens), page_table, cu_lens, q, rotary_cos,
                         rotary_sin, rotary_interleaved, rotary_positions, threads, fault, _scale(k_scale, k),
                         _scale(v_scale, k), token_scales)
@@ -264,7 +282,7 @@ def attention_with_kvcache(
                                       threads, max_len_q, max_len_kv, bits_keys, visible_share))
     alibi, sink = (tensor if tensor is None else tensor.to(floats_of(q)) for tensor in (alibi, sink))
     seqlens = _lengths(cache_seqlens, q, cu_lens_q)
-    if cu_lens_q is None and fault is None and k_scale is None and v_scale is None and not token_scales:
+    if cu_lens_q is max_len_q is fault is k_scale is v_scale is None and not token_scales:
         results = _torch_kv_again.again(
             _given(q, k_cache, v_cache, k, v, first_kv, position_q, position_kv, prefix, bits, alibi, sink, seqlens,
                    page_table, rotary_cos, rotary_sin, rotary_positions),
@@ -272,6 +290,10 @@ def attention_with_kvcache(
                     softcap, out_f32, deterministic), return_lse)
         if results is not None:
             return (results[0], results[1]) if return_lse else results[0]
+    _refuse_meta(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, cache_seqlens=seqlens, page_table=page_table,
+                 cu_lens_q=cu_lens_q, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_positions=rotary_positions,
+                 first_kv=first_kv, position_q=position_q, position_kv=position_kv, prefix=prefix, bits=bits,
+                 alibi=alibi, sink=sink, fault=fault, k_scale=k_scale, v_scale=v_scale)
     o, lse = _with_op(k_cache, v_cache, k, v, seqlens, page_table, cu_lens_q, q,
                       rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, threads, fault, _scale(k_scale, q),
                       _scale(v_scale, q), token_scales, max_len_q, first_kv, position_q, position_kv, prefix, bits,
@@ -309,6 +331,9 @@ def attention_cascade(
         _options.check_all(_CASCADE_OPTIONS, (return_lse, causal, scale, softcap, out_f32, deterministic, threads,
                                               max_len_q))
     cu_lens_q, lens_kv, page_tables = ([level[i] for level in levels] for i in range(3))
+    _refuse_meta(q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, fault=fault, **{
+        f"levels[{i}].{name}": table for i, level in enumerate(levels)
+        for name, table in zip(("cu_lens_q", "lens_kv", "page_table"), level)})
     o, lse = _cascade_op(q, k_cache, v_cache, None if sink is None else sink.float(), fault, cu_lens_q, lens_kv,
                          page_tables, max_len_q, max_len_kv, causal, scale, softcap, out_f32, deterministic, threads)
     return (o, lse) if return_lse else o

@@ -16,6 +16,7 @@ _TABLES = {"first_kv": torch.int32, "position_q": torch.int64, "position_kv": to
            "bits": torch.uint8, "alibi": torch.float32, "sink": torch.float32}
 _TYPES = {**_TABLES, "cache_seqlens": torch.int32, "page_table": torch.int32, "rotary_cos": torch.float32,
           "rotary_sin": torch.float32, "rotary_positions": torch.int64}
+_CACHES = ("k_cache", "v_cache")
 _LATE = ("q", "page_table", *_TABLES)  # what is read after the cache is written
 
 #: Of the operator's arguments those that are tensors, in an order of their own.
@@ -36,12 +37,16 @@ class _Kept(NamedTuple):
 
 def _key(given: Dict[str, Tensor], static: Tuple[Any, ...]) -> Optional[Tuple[Any, ...]]:
     """None where the dispatcher would do more than call the kernel."""
+    if type(given.get("q")) is not Tensor:
+        return None
     index, recorded, key = given["q"].get_device(), torch.is_grad_enabled(), ["with_kvcache", static]  # type: Any
     try:
         for name, x in given.items():
             kind = _TYPES.get(name)
             if not (type(x) is Tensor or type(x) is Parameter) or x.get_device() != index or x.is_neg() or (
-                    recorded and x.requires_grad) or (kind and (x.dtype is not kind or not x.is_contiguous())):
+                    kind and (x.dtype is not kind or not x.is_contiguous())):
+                return None
+            if x.requires_grad and (recorded or (name in _CACHES and "k" in given)):
                 return None
             key += name, x.dtype, x.shape, x.stride()
     except RuntimeError:  # of a layout that has no strides
@@ -57,7 +62,7 @@ def _are_apart(given: Dict[str, Tensor], at: Dict[str, int], reach: Dict[str, Tu
     """Whether nothing that attention reads lies in the cache, which the append writes."""
     spans = {name: (at[name] + reach[name][0], at[name] + reach[name][1]) for name in given if name in reach}
     return not any(spans[name][0] < end and begin < spans[name][1] for name in _LATE if name in spans
-                   for begin, end in (spans["k_cache"], spans["v_cache"]))
+                   for begin, end in (spans[cache] for cache in _CACHES))
 
 
 def again(given: Dict[str, Tensor], static: Tuple[Any, ...], return_lse: bool) -> Optional[List[Tensor]]:
@@ -76,7 +81,10 @@ def again(given: Dict[str, Tensor], static: Tuple[Any, ...], return_lse: bool) -
         stream = stream_of(q.get_device())
         if stream is None or (kept.tables and _captures(q)):  # a graph would outlive the tables
             return None
-    at = {name: x.data_ptr() for name, x in given.items()}
+    try:
+        at = {name: x.data_ptr() for name, x in given.items()}
+    except RuntimeError:  # of a tensor that has no memory
+        return None
     if not all(at.values()):
         return None
     lens, turned = given["cache_seqlens"], None
@@ -129,7 +137,7 @@ def keep(given: Dict[str, Tensor], static: Tuple[Any, ...], call: Any, prepared:
     if tables and q.is_cuda:
         torch.cuda.current_stream().synchronize()  # other streams will read them
     reach = {}
-    for name in ("k_cache", "v_cache", *_LATE):
+    for name in (*_CACHES, *_LATE):
         if name in given:
             first, end = _kv.reach(given[name], name)
             reach[name] = (first - given[name].data_ptr(), end - given[name].data_ptr()) if end else (0, 0)

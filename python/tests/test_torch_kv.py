@@ -243,3 +243,29 @@ def test_lengths_that_are_neither_an_integer_nor_a_tensor(lens):
     with pytest.raises(libattn.InvalidError, match="cache_seqlens is .* it takes an integer"):
         la.append_kvcache(**{name: given[name] for name in ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table")})
     assert torch.equal(before, given["k_cache"])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "k_cache", "cache_seqlens", "page_table"])
+def test_a_tensor_on_meta_beside_others(name):
+    """The dispatcher would choose meta's kernel, which computes nothing."""
+    given = case("causal")
+    given[name] = given[name].to("meta")
+    before = copied(given)
+    with pytest.raises(libattn.InvalidError, match=f"{name} is on meta"):
+        la.attention_with_kvcache(**given)
+    append = {key: given[key] for key in ("k", "v", "k_cache", "v_cache", "cache_seqlens", "page_table")}
+    if name != "q":
+        with pytest.raises(libattn.InvalidError, match=f"{name} is on meta"):
+            la.append_kvcache(**append)
+    assert torch.equal(given["v_cache"], before["v_cache"])
+
+
+def test_forward_mode_is_refused():
+    given = case("read")
+    attend = lambda q: la.attention_with_kvcache(**dict(given, q=q))  # noqa: E731
+    with pytest.raises(libattn.UnsupportedError, match="forward-mode"):
+        torch.func.jvp(attend, (given["q"],), (torch.ones_like(given["q"]),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(given["q"], torch.ones_like(given["q"]))
+        with pytest.raises(libattn.UnsupportedError, match="forward-mode"):
+            attend(dual)

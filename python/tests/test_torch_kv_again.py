@@ -100,6 +100,32 @@ def test_mistakes_after_a_call_that_is_kept(what, words):
     assert torch.equal(given["k_cache"], before["k_cache"]) and torch.equal(given["v_cache"], before["v_cache"])
 
 
+def test_a_cache_that_requires_grad_is_not_written_under_no_grad():
+    given = contiguous()
+    with torch.no_grad():
+        la.attention_with_kvcache(**copied(given))
+        for name in ("k_cache", "v_cache"):
+            leaf = copied(given)
+            leaf[name].requires_grad_()
+            with pytest.raises(libattn.InvalidError, match=f"{name} requires grad"):
+                la.attention_with_kvcache(**leaf)
+            assert torch.equal(leaf[name], given[name])
+
+
+def test_options_that_go_with_packed_rows_alone():
+    given = contiguous()
+    la.attention_with_kvcache(**copied(given))
+    with pytest.raises(libattn.InvalidError, match="max_len_q is given without cu_lens_q"):
+        la.attention_with_kvcache(**given, max_len_q=2)
+
+
+def test_what_is_no_tensor_is_told_by_the_operator():
+    given = contiguous()
+    la.attention_with_kvcache(**copied(given))
+    with pytest.raises(RuntimeError, match="argument 'q'"):
+        la.attention_with_kvcache(**dict(given, q=given["q"].numpy()))
+
+
 def test_inference_mode(no_operator):
     with torch.inference_mode():
         given = contiguous()
