@@ -176,7 +176,7 @@ MUTANTS = [
      "a run may have a key more than its plan", "kv_layout"),
     ("src/problem/args.c", "return status ? status : check_workspace(&room, outputs, output_count);", "return status;",
      "a workspace lies over o", "args plan"),
-    ("src/api/plan.c", "on_host ? attn_args_check(", "on_host ? attn_args_check_arrays(",
+    ("src/api/plan.c", "attn_args_check(&plan->desc, &full) :", "attn_args_check_arrays(&plan->desc, &full, NULL, 0) :",
      "attn_check looks at no length", "plan"),
     ("src/cpu/plan.c", "plan->workspace += ATTN_WORKSPACE_ALIGN - 1;", "", "workspace: no room to align it", "plan"),
     ("src/base/error.c", "static _Thread_local char message", "static char message", "threads share one message", "threads"),
