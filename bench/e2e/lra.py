@@ -133,9 +133,9 @@ def one_task(run: Run, task: Task) -> None:
     models: Dict[str, Any] = {}
     steps: Dict[str, Callable[[], Any]] = {}
     more: Dict[str, Dict[str, Any]] = {}
-    side_by_side = run.on_gpu and not run.quick
-    data = [up(batch) for batch in drawn(task, range(task.steps), side_by_side)]
-    unseen = [up(batch) for batch in drawn(task, range(1 << 20, (1 << 20) + (2 if run.quick else 10)), side_by_side)]
+    seeds = [*range(task.steps), *range(1 << 20, (1 << 20) + (2 if run.quick else 10))]
+    batches = [up(batch) for batch in drawn(task, seeds, run.on_gpu and not run.quick)]
+    data, unseen = batches[:task.steps], batches[task.steps:]
     run.say(f"{task.name}: {len(data)} batches drawn")
     seconds: Dict[str, float] = {}
     for name, attend in attends(task, run.device).items():

@@ -73,7 +73,7 @@ def _static(*options: Any) -> Tuple[Any, ...]:
 
 
 def _given(*tensors: Optional[Tensor]) -> Dict[str, Tensor]:
-    """By their names, those that are there."""
+    """The tensors that are not None, by their names."""
     return {name: tensor for name, tensor in zip(_torch_kv_again.TENSORS, tensors) if tensor is not None}
 
 

@@ -1,5 +1,5 @@
-"""A call of attention to a cache like one before, past PyTorch's dispatcher: as _torch_again, for tokens that are
-appended and attended to at once, layer after layer."""
+"""Attention to a cache past PyTorch's dispatcher, for a call that looks like one before: a decoding loop makes such
+calls for each layer. As _torch_again does it for attention to tensors."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import _c, _kv, _problem, _run, _tensor
+from . import _c, _kv, _problem, _run
 from ._torch_again import stream_of, unwatched
 
-# Tables that are read as they lie, and their types; those of `_TABLES` are attn_args' by name.
+# Types of the tables, which are read where they lie. Those in _TABLES have the names of attn_args' fields.
 _TABLES = {"first_kv": torch.int32, "position_q": torch.int64, "position_kv": torch.int64, "prefix": torch.int32,
            "bits": torch.uint8, "alibi": torch.float32, "sink": torch.float32}
 _TYPES = {**_TABLES, "cache_seqlens": torch.int32, "page_table": torch.int32, "rotary_cos": torch.float32,
           "rotary_sin": torch.float32, "rotary_positions": torch.int64}
 _CACHES = ("k_cache", "v_cache")
-_LATE = ("q", "page_table", *_TABLES)  # what is read after the cache is written
+_LATE = ("q", "page_table", *_TABLES)  # attention reads them, after the append has written
 
-#: Of the operator's arguments those that are tensors, in an order of their own.
+#: The tensors among the operator's arguments. Callers list them in this order.
 TENSORS = ("q", "k_cache", "v_cache", "k", "v", *_TYPES)
 
 
@@ -27,9 +27,8 @@ class _Kept(NamedTuple):
     """What a call needs besides its tensors."""
 
     prepared: _kv.Prepared
-    shape: Tuple[int, ...]  # of o
-    dtype: torch.dtype
-    lse: Tuple[Tuple[int, ...], torch.dtype]
+    dtype: torch.dtype  # of o
+    lse_dtype: torch.dtype
     new: int  # tokens of a sequence
     tables: Dict[str, Tuple[Any, int]]  # cu_lens and page_table where the caller gives none: (owner, address)
     reach: Dict[str, Tuple[int, int]]  # bytes from a tensor's address on that its elements lie in
@@ -110,10 +109,10 @@ def again(given: Dict[str, Tensor], static: Tuple[Any, ...], return_lse: bool) -
             append.q_out = args.q = turned.data_ptr()
             append.positions = at.get("rotary_positions")
     args.lens_kv = lens.data_ptr()
-    results = [q.new_empty(kept.shape, dtype=kept.dtype)]
+    results = [q.new_empty(kept.prepared.shapes["o"], dtype=kept.dtype)]
     args.o = results[0].data_ptr()
     if return_lse:
-        results.append(q.new_empty(kept.lse[0], dtype=kept.lse[1]))
+        results.append(q.new_empty(kept.prepared.shapes["lse"], dtype=kept.lse_dtype))
         args.lse = results[1].data_ptr()
     plan = kept.prepared.attention
     owner, place = _run.workspace(q, None if stream is None else q.get_device(), plan.workspace_bytes)
@@ -141,6 +140,5 @@ def keep(given: Dict[str, Tensor], static: Tuple[Any, ...], call: Any, prepared:
         if name in given:
             first, end = _kv.reach(given[name], name)
             reach[name] = (first - given[name].data_ptr(), end - given[name].data_ptr()) if end else (0, 0)
-    lse = getattr(torch, _problem.table_dtype("sink", prepared.dtype))
-    _run.keep(key, _Kept(prepared, prepared.shapes["o"], getattr(torch, prepared.out), (prepared.shapes["lse"], lse),
-                         call.new, tables, reach), _run.calls)
+    dtypes = (getattr(torch, name) for name in (prepared.out, _problem.table_dtype("sink", prepared.dtype)))
+    _run.keep(key, _Kept(prepared, *dtypes, call.new, tables, reach), _run.calls)
