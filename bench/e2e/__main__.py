@@ -34,7 +34,8 @@ def main(words: Optional[List[str]] = None) -> int:
     parser.add_argument("--rounds", type=int, help="turns of each subject (20)")
     parser.add_argument("--only", metavar="REGEX", help="the cases whose names have it, as 'gpt2-small 1024'")
     parser.add_argument("--seconds", type=float,
-                        help="of a part: then no case begins, and one that runs ends after 6 rounds")
+                        help="of a part: then no case begins, and one that runs ends after 6 rounds, a training after a step")
+    parser.add_argument("--steps", type=int, help="lra: of a training (1500; on a CPU 10)")
     parser.add_argument("--commit", metavar="NAME", help="for rows, where the files came without their repository")
     parser.add_argument("--csv", metavar="FILE", help="keep the rows in this file, in place of old ones of these cases")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -54,6 +55,8 @@ def main(words: Optional[List[str]] = None) -> int:
     try:
         if options.rounds is not None and options.rounds < 1:
             raise measure.Failure(f"--rounds {options.rounds}: it takes 1 or more")
+        if options.steps is not None and options.steps < 1:
+            raise measure.Failure(f"--steps {options.steps}: it takes 1 or more")
         if options.seconds is not None and not options.seconds > 0:
             raise measure.Failure(f"--seconds {options.seconds:g}: it takes more than 0")
         if options.part == "plot":
@@ -66,7 +69,7 @@ def main(words: Optional[List[str]] = None) -> int:
         for part in PARTS if options.part == "all" else (options.part,):
             run = measure.Run(part, device, options.quick, options.rounds or (3 if options.quick else 20),
                               options.dtype, options.quiet, options.busy, options.csv, options.only, options.seconds,
-                              options.commit)
+                              options.commit, options.steps)
             importlib.import_module(f".{part}", __package__).main(run)
             rows += run.rows
         if not rows:

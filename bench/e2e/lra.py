@@ -1,5 +1,6 @@
-"""Two tasks of the Long-Range Arena: an encoder with standard attention, with libattn's, and with libattn's over blocks.
-Accuracy, time to a fixed number of steps, memory, and attention's share (arXiv 2011.04006)."""
+"""Two tasks of the Long-Range Arena: an encoder with libattn's attention, with libattn's over blocks, and with standard
+attention. Time of a step, its memory, attention's share, and accuracy (arXiv 2011.04006). An encoder without attention
+shows which accuracy the words alone give."""
 from __future__ import annotations
 
 import concurrent.futures
@@ -21,6 +22,10 @@ from .length import BLOCK
 from .measure import OURS, Run
 
 
+WITHOUT = "without attention"
+RATE, WARM = 3e-4, 200  # AdamW's; it rises to that for so many steps
+
+
 class Task(NamedTuple):
     name: str
     draw: Callable[..., Tuple[Any, Any, Any]]  # (seed=, count=) -> tokens, lens, labels
@@ -34,9 +39,10 @@ class Task(NamedTuple):
 def tasks(run: Run) -> Dict[str, Task]:
     if run.quick:
         words = functools.partial(listops.batch, length=128, shortest=20, longest=128)
-        return {"ListOps": Task("ListOps", words, 128, listops.VOCABULARY, 10, 4, 4),
-                "Pathfinder": Task("Pathfinder", functools.partial(pathfinder.batch, side=16), 256, 256, 2, 4, 4)}
-    steps, batch = (1500, 32) if run.on_gpu else (10, 2)
+        steps = run.steps or 4
+        return {"ListOps": Task("ListOps", words, 128, listops.VOCABULARY, 10, 4, steps),
+                "Pathfinder": Task("Pathfinder", functools.partial(pathfinder.batch, side=16), 256, 256, 2, 4, steps)}
+    steps, batch = (run.steps or 1500, 32) if run.on_gpu else (run.steps or 10, 2)
     made = {"ListOps 2K": Task("ListOps 2K", functools.partial(listops.batch, length=2048), 2048, listops.VOCABULARY,
                                10, batch, steps)}
     for side, name, few in ((32, "1K", steps), (64, "4K", steps // 3), (128, "16K", 10)):
@@ -79,10 +85,11 @@ def standard(q: Any, k: Any, v: Any, lens: Any) -> Any:
 
 
 def attends(task: Task, device: torch.device) -> Dict[str, Callable[..., Any]]:
+    """What is compared; the slowest is the last."""
     listed = window_and_global(task.length, device)
-    return {"standard": standard,
-            OURS: lambda q, k, v, lens: libattn.torch.attention(q, k, v, lens_kv=lens),
-            "libattn blocks": lambda q, k, v, lens: libattn.torch.attention(q, k, v, lens_kv=lens, blocks=listed)}
+    return {OURS: lambda q, k, v, lens: libattn.torch.attention(q, k, v, lens_kv=lens),
+            "libattn blocks": lambda q, k, v, lens: libattn.torch.attention(q, k, v, lens_kv=lens, blocks=listed),
+            "standard": standard}
 
 
 class Encoder(nn.Module):
@@ -108,9 +115,38 @@ class Encoder(nn.Module):
         return self.head((self.norm(x) * used).sum(1) / lens[:, None])
 
 
-def attention_alone(run: Run, task: Task, attend: Any, width: int, heads: int, layers: int,
-                    lens: Any) -> Callable[[], Any]:
+def sizes(run: Run) -> Tuple[int, int, int]:
+    """(width, heads, layers) of an encoder."""
+    return (32, 2, 2) if run.quick or not run.on_gpu else (512, 8, 6)
+
+
+def learner(run: Run, task: Task, attend: Any, data: List[Any]) -> Tuple[Any, Callable[..., Any]]:
+    """(model, step): a new model, the same whatever its attention, and a function that trains it on a batch and returns
+    the loss. No step waits for the GPU."""
+    torch.manual_seed(0)
+    model = Encoder(task, attend, *sizes(run)).to(run.device)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE if run.on_gpu else 1e-3)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min((done + 1) / WARM, 1.0))
+
+    def step(i: int = 0) -> Any:
+        tokens, lens, labels = data[i]
+        with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32):
+            loss = F.cross_entropy(model(tokens, lens), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rate.step()
+        return loss.detach()
+
+    return model, step
+
+
+# ---- time --------------------------------------------------------------------------------------
+
+
+def attention_alone(run: Run, task: Task, attend: Any, lens: Any) -> Callable[[], Any]:
     """Attention of all layers of a step, forward and backward, on tensors of the same sizes."""
+    width, heads, layers = sizes(run)
     torch.manual_seed(2)
     tensors = [torch.randn(task.batch, task.length, heads, width // heads, device=run.device, dtype=run.dtype,
                            requires_grad=True) for _ in range(3)]
@@ -123,70 +159,88 @@ def attention_alone(run: Run, task: Task, attend: Any, width: int, heads: int, l
     return call
 
 
-def one_task(run: Run, task: Task) -> None:
-    width, heads, layers = (32, 2, 2) if run.quick or not run.on_gpu else (512, 8, 6)
-    half = run.dtype != torch.float32
+def times(run: Run, task: Task, data: List[Any]) -> None:
+    case, alone, of = f"{task.name}, a step", f"{task.name}, attention of a step", {
+        "batch": task.batch, "length": task.length}
+    if run.wants(case):
+        steps: Dict[str, Callable[[], Any]] = {}
+        more: Dict[str, Dict[str, Any]] = {}
+        for name, attend in attends(task, run.device).items():
+            _, step = learner(run, task, attend, data)
+            if not measure.fits(run, step):
+                run.row(case, name, **of, note="memory does not suffice")
+                continue
+            steps[name], more[name] = step, {"peak_mib": measure.peak_mib(run, step)}
+        measure.compare(run, case, steps, task.batch * task.length, more=more, **of)
+    if run.wants(alone):
+        calls = {name: attention_alone(run, task, attend, data[0][1])
+                 for name, attend in attends(task, run.device).items()}
+        for name, call in list(calls.items()):
+            if not measure.fits(run, call):
+                run.row(alone, name, **of, note="memory does not suffice")
+                del calls[name]
+        measure.compare(run, alone, calls, rounds=min(run.rounds, 10), **of)
 
+
+# ---- accuracy ----------------------------------------------------------------------------------
+
+
+def accuracy(run: Run, model: Any, unseen: List[Any]) -> Tuple[float, int]:
+    """(the share of the examples whose class is found, how many they are)."""
+    right, count = torch.zeros((), dtype=torch.long, device=run.device), 0
+    with torch.no_grad(), torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32):
+        for tokens, lens, labels in unseen:
+            right += (model(tokens, lens).argmax(-1) == labels).sum()
+            count += len(labels)
+    return int(right) / count, count
+
+
+def train(run: Run, task: Task, name: str, attend: Any, data: List[Any], unseen: List[Any]) -> None:
+    """Rows of the accuracy after each 500 steps and at the end, which comes early when the time is over."""
+    model, step = learner(run, task, attend, data)
+    often, spent, begin = (2 if run.quick else 500), 0.0, run.clock()
+    for done in range(1, task.steps + 1):
+        loss = step(done - 1)
+        is_last = done == task.steps or run.over()
+        if done % often == 0 or is_last:
+            run.wait()
+            spent += run.clock() - begin
+            found, count = accuracy(run, model, unseen)
+            run.row(f"{task.name}, {done} steps", name, figure="accuracy", value=found, batch=task.batch,
+                    length=task.length, note=f"standard error {(found * (1 - found) / count) ** 0.5:.4f}, of {count} "
+                    f"examples; {done} steps in {spent:.1f} s; loss {float(loss):.3f}")
+            begin = run.clock()
+        elif done % 100 == 0:
+            run.say(f"{task.name}, {name}: {done} steps, loss {float(loss):.3f}")
+        if is_last:
+            break
+
+
+def one_task(run: Run, task: Task) -> None:
     def up(given: Any) -> Any:
         return [torch.as_tensor(x).to(run.device) for x in given]
 
-    models: Dict[str, Any] = {}
-    steps: Dict[str, Callable[[], Any]] = {}
-    more: Dict[str, Dict[str, Any]] = {}
-    seeds = [*range(task.steps), *range(1 << 20, (1 << 20) + (2 if run.quick else 10))]
-    batches = [up(batch) for batch in drawn(task, seeds, run.on_gpu and not run.quick)]
-    data, unseen = batches[:task.steps], batches[task.steps:]
-    run.say(f"{task.name}: {len(data)} batches drawn")
-    seconds: Dict[str, float] = {}
-    for name, attend in attends(task, run.device).items():
-        torch.manual_seed(0)
-        model = Encoder(task, attend, width, heads, layers).to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), 3e-4 if run.on_gpu else 1e-3)
-
-        def step(i: int = 0, model: Any = model, optimizer: Any = optimizer) -> Any:
-            tokens, lens, labels = data[i]
-            with torch.autocast(run.device.type, run.dtype, enabled=half):
-                loss = F.cross_entropy(model(tokens, lens), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        if not measure.fits(run, step):
-            run.row(task.name, name, batch=task.batch, length=task.length, note="memory does not suffice")
-            continue
-        models[name], steps[name] = model, step
-        more[name] = {"peak_mib": measure.peak_mib(run, step)}
-    measure.compare(run, f"{task.name}, a step", steps, task.batch * task.length, more=more, batch=task.batch,
-                    length=task.length)
-    lens = data[0][1]
-    alone = {name: attention_alone(run, task, attend, width, heads, layers, lens)
-             for name, attend in attends(task, run.device).items() if name in steps}
-    for call in alone.values():
-        call()
-    measure.compare(run, f"{task.name}, attention of a step", alone, rounds=min(run.rounds, 10), batch=task.batch,
-                    length=task.length)
-    if "16K" in task.name:  # time only
+    trained = {} if "16K" in task.name else {**attends(task, run.device), WITHOUT: lambda q, k, v, lens: v * 0}
+    trained = {name: attend for name, attend in sorted(trained.items(), key=lambda pair: pair[0] == "standard")
+               if run.only.search(f"{task.name}, accuracy, {name}")}
+    if run.over() or not (trained or any(run.only.search(f"{task.name}, {what}")
+                                         for what in ("a step", "attention of a step"))):
         return
-    for name, step in steps.items():
-        def train(step: Any = step) -> None:
-            for i in range(task.steps):
-                step(i)
-
-        seconds[name] = measure.turns(run, {name: train}, 1)[name][0] / 1e3
-        right = count = 0
-        with torch.no_grad(), torch.autocast(run.device.type, run.dtype, enabled=half):
-            for tokens, lens, labels in unseen:
-                right += int((models[name](tokens, lens).argmax(-1) == labels).sum())
-                count += len(labels)
-        run.row(task.name, name, figure="accuracy", value=right / count, batch=task.batch, length=task.length,
-                note=f"after {task.steps} steps in {seconds[name]:.1f} s; of {count} examples")
+    tested = 2 if run.quick else -(-2048 // task.batch) if run.on_gpu else 10
+    seeds = [*range(task.steps), *range(1 << 20, (1 << 20) + tested)] if trained else [0]
+    batches = [up(batch) for batch in drawn(task, seeds, run.on_gpu and not run.quick and len(seeds) > 1)]
+    run.say(f"{task.name}: {len(batches)} batches drawn")
+    data, unseen = (batches[:task.steps], batches[task.steps:]) if trained else (batches, [])
+    times(run, task, data)
+    for name, attend in trained.items():
+        if run.wants(f"{task.name}, accuracy, {name}") and not measure.fits(
+                run, lambda attend=attend, name=name: train(run, task, name, attend, data, unseen)):
+            run.row(f"{task.name}, {task.steps} steps", name, batch=task.batch, length=task.length,
+                    note="memory does not suffice")
 
 
 def main(run: Run) -> None:
-    for name, task in tasks(run).items():
-        if not run.wants(name):
-            continue
+    for task in tasks(run).values():
         one_task(run, task)
         gc.collect()
         if run.on_gpu:

@@ -116,10 +116,56 @@ def test_the_paged_loop_writes_what_the_cache_writes():
 
 def test_lra(tmp_path):
     rows = rows_of("lra", tmp_path)
+    ours = ["libattn", "libattn blocks"]
     for task in ("ListOps", "Pathfinder"):
-        assert {row["subject"] for row in rows if row["case"] == task} == {"standard", "libattn", "libattn blocks"}
-        assert all(0 <= float(row["value"]) <= 1 for row in rows if row["case"] == task)
-        assert sum(row["case"] == f"{task}, attention of a step" for row in rows) == 3
+        for case in (f"{task}, a step", f"{task}, attention of a step"):
+            assert [row["subject"] for row in rows if row["case"] == case] == [*ours, "standard"]
+        for case in (f"{task}, 2 steps", f"{task}, 4 steps"):  # after so many steps, and at the end
+            found = [row for row in rows if row["case"] == case]
+            assert [row["subject"] for row in found] == [*ours, "without attention", "standard"]
+            for row in found:
+                share = float(row["value"])
+                assert row["figure"] == "accuracy" and 0 <= share <= 1
+                assert row["note"].startswith(f"standard error {math.sqrt(share * (1 - share) / 8):.4f}, of 8 examples")
+
+
+def test_a_training_ends_with_the_time(tmp_path, monkeypatch):
+    """Between two steps, with the accuracy so far; what comes after is not begun. Nothing is timed that is not named."""
+    from bench.e2e import lra
+
+    made, run = lra.learner, measure.Run("lra", "cpu", True, 2, None, True, steps=9,
+                                         only="ListOps, accuracy, libattn")
+
+    def learner(*arguments):
+        model, step = made(*arguments)
+
+        def ending(i):
+            run.seconds = 1e-9 if i == 4 else None
+            return step(i)
+
+        return model, ending
+
+    monkeypatch.setattr(lra, "learner", learner)
+    lra.main(run)
+    assert [(row["case"], row["subject"]) for row in run.rows] == [
+        (f"ListOps, {steps} steps", "libattn") for steps in (2, 4, 5)]
+
+
+def test_a_learner_is_the_same_whatever_it_attends_with():
+    """Three steps with libattn, over the blocks that are there, and with standard attention give the same losses; with
+    no attention others."""
+    from bench.e2e import lra
+
+    run = measure.Run("lra", "cpu", True, 2, None, True)
+    task = lra.tasks(run)["ListOps"]
+    data = [[torch.as_tensor(x) for x in batch] for batch in lra.drawn(task, range(3), False)]
+    losses = {}
+    for name, attend in {**lra.attends(task, run.device), lra.WITHOUT: lambda q, k, v, lens: v * 0}.items():
+        _, step = lra.learner(run, task, attend, data)
+        losses[name] = torch.stack([step(i) for i in range(3)])
+    for name in ("libattn blocks", "standard"):  # 128 keys are one block
+        torch.testing.assert_close(losses[name], losses["libattn"], rtol=1e-4, atol=1e-5)
+    assert (losses[lra.WITHOUT] - losses["libattn"]).abs().max() > 1e-3
 
 
 def test_length(tmp_path):
@@ -227,7 +273,7 @@ def test_mistakes(tmp_path, capsys):
     other.write_text("a,b\n1,2\n")
     calls = [(["length", "--rounds", "0"], "--rounds 0: it takes 1 or more"), (["plot"], "plot needs --csv"),
              (["length", "--seconds", "0"], "--seconds 0: it takes more than 0"),
-             (["length", "--only", "("], "--only (: "),
+             (["length", "--only", "("], "--only (: "), (["lra", "--steps", "0"], "--steps 0: it takes 1 or more"),
              (["plot", "--csv", str(tmp_path / "none")], "No such file"),
              (["lra", "--quick", "--quiet", "--rounds", "1", "--csv", str(other)], "columns are not those")]
     if not torch.cuda.is_available():
