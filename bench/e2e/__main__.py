@@ -34,7 +34,7 @@ def main(words: Optional[List[str]] = None) -> int:
     parser.add_argument("--rounds", type=int, help="turns of each subject (20)")
     parser.add_argument("--only", metavar="REGEX", help="the cases whose names have it, as 'gpt2-small 1024'")
     parser.add_argument("--seconds", type=float,
-                        help="of a part: then no case begins, and one that runs ends after 6 rounds, a training after a step")
+                        help="of a part: then no case begins, and one that runs ends after 6 rounds, a training soon")
     parser.add_argument("--steps", type=int, help="lra: of a training (1500; on a CPU 10)")
     parser.add_argument("--commit", metavar="NAME", help="for rows, where the files came without their repository")
     parser.add_argument("--csv", metavar="FILE", help="keep the rows in this file, in place of old ones of these cases")

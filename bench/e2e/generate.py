@@ -1,6 +1,8 @@
 """Generation: a Llama-style model, token by token, with a growing cache, a static one, and pages from Python."""
 from __future__ import annotations
 
+import copy
+import functools
 import gc
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -14,15 +16,21 @@ from .measure import OURS, Run
 from .models import NAMES, build, config_of
 
 PAGED, PAGE = "libattn paged", 64
+FEW_LAYERS = 4  # of the models whose step is compiled, which takes a time per layer
 
 
-def sizes(run: Run) -> List[Tuple[int, int]]:
+def sizes(run: Run, kind: str) -> List[Tuple[int, int]]:
     """(batch, tokens in the cache)."""
     if run.quick:
-        return [(1, 60), (3, 60)]
+        return [(1, 60), (3, 60)] if kind == "dynamic" else [(1, 60)]
     if not run.on_gpu:
         return [(1, 1024), (8, 256)]
-    return [(batch, context) for context in (1024, 8192, 32768) for batch in (1, 32)]
+    contexts = (1024, 8192, 32768) if kind == "dynamic" else (8192,)
+    return [(batch, context) for context in contexts for batch in (1, 32)]
+
+
+def name_of(kind: str, batch: int, context: int) -> str:
+    return f"{kind} {batch} x {context}" + (f", {FEW_LAYERS} layers" if kind == "static" else "")
 
 
 # ---- pages -------------------------------------------------------------------------------------
@@ -140,7 +148,7 @@ def static(run_: Run, model: Any, cache: Any, prompt: torch.Tensor, steps: int, 
         return model(token, past_key_values=cache, position_ids=place.expand(len(token), 1)).logits[:, -1].argmax(
             -1, keepdim=True)
 
-    step = torch.compile(one, fullgraph=False, **how)
+    step = torch.compile(one, fullgraph=False, dynamic=False, **how)
 
     def run() -> Any:
         for layer in cache.layers:
@@ -238,34 +246,57 @@ def host(run: Run) -> None:
     torch.set_num_threads(threads)
 
 
-def one_case(run: Run, kind: str, models: Dict[str, Any], pages: Any, batch: int, context: int) -> None:
-    case, config = f"{kind} {batch} x {context}", pages.config
-    steps = 8 if run.quick or run.on_gpu else 32
+def prompt_of(run: Run, config: Any, batch: int, context: int) -> torch.Tensor:
+    """The same one for all sequences."""
     torch.manual_seed(1)
-    prompt = torch.randint(0, config.vocab_size, (1, context), device=run.device)
-    filled, prompt = prefill(models[OURS], prompt), prompt.expand(batch, context)
+    return torch.randint(0, config.vocab_size, (1, context), device=run.device).expand(batch, context)
+
+
+def dynamic_case(run: Run, models: Dict[str, Any], pages: Any, batch: int, context: int) -> None:
+    case, steps, config = name_of("dynamic", batch, context), 8 if run.quick or run.on_gpu else 32, pages.config
+    prompt = prompt_of(run, config, batch, context)
     made: List[Any] = []
-    if not measure.fits(run, lambda: made.append(grown(config, filled, batch) if kind == "dynamic" else fixed(
-            config, filled, batch, steps))):
+    if not measure.fits(run, lambda: made.append(grown(config, prefill(models[OURS], prompt[:1]), batch))):
         run.row(case, "all", note="memory does not suffice")
         return
-    cache, = made
     subjects, more = {}, {}
     for name, model in models.items():
         run.say(f"{case}: {name}")
-        make = (lambda backend: dynamic(model, cache, prompt, steps, backend)) if kind == "dynamic" else (
-            lambda backend: static(run, model, cache, prompt, steps, backend))
-        # PyTorch's choice where the step is compiled: to compile it for each backend would take minutes.
-        chosen = measure.best_backend(run, make(None)) if name == "sdpa" and kind == "dynamic" else None
-        call = make(chosen)
+        chosen = measure.best_backend(run, dynamic(model, made[0], prompt, steps, None)) if name == "sdpa" else None
+        call = dynamic(model, made[0], prompt, steps, chosen)
         if not measure.fits(run, call):
             run.row(case, name, note="memory does not suffice")
             continue
         call()  # warm
         subjects[name], more[name] = call, {"backend": chosen or ""}
-    if kind == "dynamic" and measure.fits(run, lambda: subjects.update({PAGED: paged(pages, prompt, steps)})):
+    if measure.fits(run, lambda: subjects.update({PAGED: paged(pages, prompt, steps)})):
         subjects[PAGED]()
     measure.compare(run, case, subjects, batch * steps, more=more, batch=batch, length=context)
+
+
+def static_case(run: Run, models: Dict[str, Any], batch: int, context: int) -> None:
+    """libattn's row comes first, then each peer's as soon as its step is compiled: in turns with libattn's. SDPA has
+    PyTorch's choice of backend: to compile the step for each would take minutes."""
+    case, steps, config = name_of("static", batch, context), 8 if run.quick or run.on_gpu else 32, models[OURS].config
+    prompt = prompt_of(run, config, batch, context)
+    made: List[Any] = []
+    if not measure.fits(run, lambda: made.append(fixed(config, prefill(models[OURS], prompt[:1]), batch, steps))):
+        run.row(case, "all", note="memory does not suffice")
+        return
+    subjects: Dict[str, Callable[[], Any]] = {}
+    for name in sorted(models, key=[OURS, "sdpa", "eager"].index):
+        if run.over():
+            run.say(f"{case}, {name}: not begun, the time is over")
+            break
+        run.say(f"{case}: {name}")
+        call = static(run, models[name], made[0], prompt, steps, None)
+        if not measure.fits(run, call):
+            run.row(case, name, note="memory does not suffice")
+            continue
+        call()  # the first one compiled, and captured while it ran
+        subjects = {key: subjects[key] for key in subjects if key == OURS}
+        subjects[name] = call
+        measure.compare(run, case, subjects, batch * steps, shown=[name], batch=batch, length=context)
 
 
 @torch.no_grad()
@@ -273,16 +304,27 @@ def main(run: Run) -> None:
     register()
     host(run)
     config = config_of("llama-0.5b", run.quick or not run.on_gpu, 33000, False)
-    models = {name: build(config, kind, run.device, run.dtype).eval() for name, kind in NAMES.items()}
-    pages = build(config, "libattn_paged", run.device, run.dtype).eval()
+    few = copy.deepcopy(config)
+    few.num_hidden_layers = min(FEW_LAYERS, config.num_hidden_layers)
+
+    @functools.lru_cache(None)  # those that no case wants are not made
+    def models(kind: str) -> Dict[str, Any]:
+        return {name: build(config if kind == "dynamic" else few, implementation, run.device, run.dtype).eval()
+                for name, implementation in NAMES.items()}
+
     if run.wants("teacher-forced logits"):
-        logits(run, models, build(config, "eager", run.device).eval())
+        logits(run, models("dynamic"), build(config, "eager", run.device).eval())
+    pages = None
     for kind in ("dynamic", "static"):
-        for batch, context in sizes(run):
-            if run.quick and kind == "static" and batch > 1 or not run.wants(f"{kind} {batch} x {context}"):
+        for batch, context in sizes(run, kind):
+            if not run.wants(name_of(kind, batch, context)):
                 continue
             torch._dynamo.reset()
-            one_case(run, kind, models, pages, batch, context)
+            if kind == "dynamic":
+                pages = pages or build(config, "libattn_paged", run.device, run.dtype).eval()
+                dynamic_case(run, models(kind), pages, batch, context)
+            else:
+                static_case(run, models(kind), batch, context)
             gc.collect()
             if run.on_gpu:
                 torch.cuda.empty_cache()

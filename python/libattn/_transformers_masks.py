@@ -6,6 +6,7 @@ Transformers wants masks to have):
     bool    (batch, 1, 0, 0): each row sees each key
     bool    (batch, 1, 0, 1): causal, the last row sees the last key
     int64   (batch, 1, 1, 1): used keys of each sequence, which all rows see
+    int64   (batch, 1, 1, 2): used keys of each sequence, twice; causal, the last row sees the last of them
     int32   (batch, 1, len_kv, 1): causal, and each key is hidden from this row on
     int32   (batch, 1, len_kv, 2): each key is seen from the second number's row on and hidden from the first one's on
     uint8   (batch, 1, len_q, ceil(len_kv / 8)): a bit for each pair, where the pattern is not known
@@ -145,7 +146,10 @@ def attention_mask(
     """The mask of a batch (the top of this file says what the result is). Arguments: those of Transformers' mask
     functions; row i stands at q_offset + i, key j at kv_offset + j, and attention_mask, (batch, keys), is True at used
     keys."""
-    pattern = None if torch.compiler.is_compiling() else pattern_of(mask_function)
+    if torch.compiler.is_compiling():  # which traces neither what pattern_of() looks into nor the values of padding
+        pattern = Pattern(causal=True) if mask_function is causal_mask_function and attention_mask is None else None
+    else:
+        pattern = pattern_of(mask_function)
     if pattern is None:
         return Mask.of(pack_mask(sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
@@ -156,10 +160,17 @@ def attention_mask(
             side is None or side >= kv_length - 1 for side in (pattern.left, pattern.right)) and (
             ends_together or pattern == Pattern()):
         return Mask.of(torch.empty(batch_size, 1, 0, int(pattern.causal), dtype=torch.bool, device=device))
+    if pattern == Pattern(causal=True) and used is None and kv_offset == 0:
+        return Mask.of(_filled(batch_size, q_length, q_offset, device))
     if pattern == Pattern() and used is not None and used.device.type == "cpu" and _only_ends(used):
         return Mask.of(used.sum(1)[:, None, None, None])
     return Mask.of(_intervals(pattern, used, batch_size, q_length, kv_length, q_offset, kv_offset, device,
                               pattern.causal and ends_together))
+
+
+def _filled(batch: int, rows: int, q_offset: Offset, device: Any) -> Tensor:
+    """Used keys: those up to the last row's. The rest of a static cache, which is not filled yet, is never read."""
+    return torch.zeros(batch, 1, 1, 1 if rows == 1 else 2, dtype=torch.int64, device=device) + (q_offset + rows)
 
 
 def _used(attention_mask: Optional[Tensor], kv_length: int, kv_offset: int) -> Optional[Tensor]:

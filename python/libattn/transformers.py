@@ -56,7 +56,7 @@ def _options_of(mask: Tensor, rows: int, keys: int) -> dict:
         if mask.dtype == torch.bool:
             return {"causal": shape[-1] == 1 and rows > 1}
         if mask.dtype == torch.int64:
-            return {"lens_kv": mask[:, 0, 0, 0].int()}
+            return {"lens_kv": mask[:, 0, 0, 0].int(), "causal": shape[-1] == 2}
         if mask.dtype == torch.int32 and shape[2] == keys:
             return {"intervals": mask, "causal": shape[-1] == 1}
         if mask.dtype == torch.uint8 and shape[2:] == (rows, (keys + 7) // 8):

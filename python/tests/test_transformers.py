@@ -1,5 +1,6 @@
 """libattn.transformers: small models with random weights give what Transformers' eager attention gives."""
 import copy
+import math
 
 import pytest
 
@@ -101,6 +102,40 @@ def test_a_cache_grows(name, padding):
             torch.testing.assert_close(found[seen], wanted[seen], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_static_cache_is_read_as_far_as_it_is_filled(name, is_compiled):
+    """Prompt, a few tokens, single tokens: what lies behind the last one in the cache, NaN here, is not read. The
+    compiled model has no graph break and no graph for a new length."""
+    config = config_of(name)
+    eager, ours = both(config)
+    torch.manual_seed(8)
+    tokens, graphs = torch.randint(2, 99, (2, 24)), []
+    cache = transformers.StaticCache(config=config, max_cache_len=64)
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
+    cache.early_initialization(2, heads, 16, torch.float32, torch.device("cpu"))
+    for layer in cache.layers:
+        layer.keys.fill_(math.nan)
+        layer.values.fill_(math.nan)
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def step(part, place):
+        return ours(part, past_key_values=cache, position_ids=place).logits
+
+    torch._dynamo.reset()
+    step = torch.compile(step, backend=counted, fullgraph=True) if is_compiled else step
+    with torch.no_grad():
+        wanted, found = eager(tokens).logits, []
+        for begin, end in [(0, 15), (15, 20), *((i, i + 1) for i in range(20, 24))]:
+            found.append(step(tokens[:, begin:end], torch.arange(begin, end)[None].expand(2, -1)))
+    torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+    assert len(graphs) <= 3
+
+
 def test_gradients_of_a_training_step():
     eager, ours = both(config_of("gpt_oss"))
     tokens, mask = padded()
@@ -161,7 +196,8 @@ def dense_of(mask, rows, keys):
     if mask.dtype == torch.bool:
         return torch.ones(len(mask), 1, rows, keys, dtype=torch.bool).tril(keys - rows if mask.shape[-1] else keys)
     if mask.dtype == torch.int64:
-        return (torch.arange(keys) < mask).expand(-1, 1, rows, keys)
+        last = mask[..., :1] - (torch.arange(rows).flip(0)[:, None] if mask.shape[-1] == 2 else 0)
+        return (torch.arange(keys) < last).expand(-1, 1, rows, keys)
     if mask.dtype == torch.uint8:
         return (mask[..., None] >> torch.arange(8) & 1).flatten(-2)[..., :keys].bool()
     row = torch.arange(rows)[:, None]
@@ -187,13 +223,16 @@ def test_masks_by_pattern(name, padding):
     function, dtype = FUNCTIONS[name]
     used = {"none": None, "left": torch.arange(12) >= torch.tensor([[0], [5]]),
             "right": torch.arange(12) < torch.tensor([[12], [5]]), "holes": torch.rand(2, 12) < 0.6}[padding]
-    for rows, q_offset in ((12, 0), (3, 9), (1, 11), (3, torch.tensor(9)), (12, torch.tensor(0))):
+    for rows, q_offset in ((12, 0), (3, 9), (1, 11), (3, torch.tensor(9)), (12, torch.tensor(0)), (4, 3),
+                           (1, torch.tensor(6))):
         if name == "documents" and rows < 12:
             continue  # Transformers has packed sequences without a cache alone
         wanted = M.sdpa_mask(2, rows, 12, q_offset, 0, function, used, allow_is_causal_skip=False)
         found = lt.attention_mask(2, rows, 12, q_offset, 0, function, used, allow_is_bidirectional_skip=True)
-        whole = padding == "none" and (name == "full" or name == "causal" and isinstance(q_offset, int))
-        assert found.dtype == (torch.bool if whole else torch.int64 if (name, padding) == ("full", "right") else dtype)
+        at_end = isinstance(q_offset, int) and q_offset + rows == 12
+        whole = padding == "none" and (name == "full" or name == "causal" and at_end)
+        used_alone = (name, padding) in (("full", "right"), ("causal", "none"))
+        assert found.dtype == (torch.bool if whole else torch.int64 if used_alone else dtype)
         assert torch.equal(dense_of(found, rows, 12), wanted)
         q, k = torch.randn(2, 4, rows, 16), torch.randn(2, 4, 12, 16)
         o, none = lt.attention_forward(torch.nn.Module(), q, k, k, found)
