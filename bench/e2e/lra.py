@@ -7,6 +7,7 @@ import concurrent.futures
 import functools
 import gc
 import multiprocessing
+import os
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
 import torch
@@ -53,12 +54,13 @@ def tasks(run: Run) -> Dict[str, Task]:
 
 
 def drawn(task: Task, seeds: Iterable[int], side_by_side: bool) -> List[Tuple[Any, Any, Any]]:
-    """A batch for each seed. side_by_side: by a process for each processor, so that a GPU need not wait for minutes;
-    new ones, since a copy of a process that uses a GPU cannot."""
+    """A batch for each seed. side_by_side: by a process for each processor, 32 at most, so that a GPU need not wait for
+    minutes; new ones, since a copy of a process that uses a GPU cannot."""
     draw = functools.partial(task.draw, count=task.batch)
     if not side_by_side:
         return [draw(seed) for seed in seeds]
-    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+    with concurrent.futures.ProcessPoolExecutor(min(os.cpu_count() or 1, 32),
+                                                multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(draw, seeds, chunksize=8))
 
 

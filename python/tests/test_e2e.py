@@ -130,6 +130,26 @@ def test_the_static_loop_writes_what_the_cache_writes():
         assert torch.equal(found(), wanted) and torch.equal(found(), wanted)
 
 
+def test_a_step_that_does_not_compile(monkeypatch):
+    """Is a row that says so; what else there is is measured."""
+    from bench.e2e import generate
+
+    made, run = generate.static, measure.Run("generate", "cpu", True, 1, None, True, only="static")
+
+    def static(run, model, *arguments):
+        if model.config._attn_implementation == "sdpa":
+            def fail():
+                raise RuntimeError("no\nway")
+            return fail
+        return made(run, model, *arguments)
+
+    monkeypatch.setattr(generate, "static", static)
+    generate.main(run)
+    rows = {row["subject"]: row for row in run.rows}
+    assert list(rows) == ["libattn", "sdpa", "eager"] and rows["sdpa"]["note"] == "not compiled: no way"
+    assert "ms" in rows["libattn"] and rows["eager"]["ratio"]
+
+
 def test_lra(tmp_path):
     rows = rows_of("lra", tmp_path)
     ours = ["libattn", "libattn blocks"]
