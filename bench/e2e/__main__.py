@@ -36,6 +36,7 @@ def main(words: Optional[List[str]] = None) -> int:
     parser.add_argument("--seconds", type=float,
                         help="of a part: then no case begins, and one that runs ends after 6 rounds, a training soon")
     parser.add_argument("--steps", type=int, help="lra: of a training (1500; on a CPU 10)")
+    parser.add_argument("--rate", type=float, help="lra: of a training (3e-4; on a CPU 1e-3)")
     parser.add_argument("--commit", metavar="NAME", help="for rows, where the files came without their repository")
     parser.add_argument("--csv", metavar="FILE", help="keep the rows in this file, in place of old ones of these cases")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
@@ -57,6 +58,8 @@ def main(words: Optional[List[str]] = None) -> int:
             raise measure.Failure(f"--rounds {options.rounds}: it takes 1 or more")
         if options.steps is not None and options.steps < 1:
             raise measure.Failure(f"--steps {options.steps}: it takes 1 or more")
+        if options.rate is not None and not options.rate > 0:
+            raise measure.Failure(f"--rate {options.rate:g}: it takes more than 0")
         if options.seconds is not None and not options.seconds > 0:
             raise measure.Failure(f"--seconds {options.seconds:g}: it takes more than 0")
         if options.part == "plot":
@@ -69,7 +72,7 @@ def main(words: Optional[List[str]] = None) -> int:
         for part in PARTS if options.part == "all" else (options.part,):
             run = measure.Run(part, device, options.quick, options.rounds or (3 if options.quick else 20),
                               options.dtype, options.quiet, options.busy, options.csv, options.only, options.seconds,
-                              options.commit, options.steps)
+                              options.commit, options.steps, options.rate)
             importlib.import_module(f".{part}", __package__).main(run)
             rows += run.rows
         if not rows:

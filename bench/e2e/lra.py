@@ -24,7 +24,7 @@ from .measure import OURS, Run
 
 
 WITHOUT = "without attention"
-RATE, WARM = 3e-4, 200  # AdamW's; it rises to that for so many steps
+WARM = 200  # steps in which the rate rises
 
 
 class Task(NamedTuple):
@@ -122,12 +122,16 @@ def sizes(run: Run) -> Tuple[int, int, int]:
     return (32, 2, 2) if run.quick or not run.on_gpu else (512, 8, 6)
 
 
+def rate_of(run: Run) -> float:
+    return run.rate or (3e-4 if run.on_gpu else 1e-3)
+
+
 def learner(run: Run, task: Task, attend: Any, data: List[Any]) -> Tuple[Any, Callable[..., Any]]:
     """(model, step): a new model, the same whatever its attention, and a function that trains it on a batch and returns
     the loss. No step waits for the GPU."""
     torch.manual_seed(0)
     model = Encoder(task, attend, *sizes(run)).to(run.device)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE if run.on_gpu else 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), rate_of(run))
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min((done + 1) / WARM, 1.0))
 
     def step(i: int = 0) -> Any:
@@ -210,7 +214,7 @@ def train(run: Run, task: Task, name: str, attend: Any, data: List[Any], unseen:
             found, count = accuracy(run, model, unseen)
             run.row(f"{task.name}, {done} steps", name, figure="accuracy", value=found, batch=task.batch,
                     length=task.length, note=f"standard error {(found * (1 - found) / count) ** 0.5:.4f}, of {count} "
-                    f"examples; {done} steps in {spent:.1f} s; loss {float(loss):.3f}")
+                    f"examples; {done} steps in {spent:.1f} s; rate {rate_of(run):g}, loss {float(loss):.3f}")
             begin = run.clock()
         elif done % 100 == 0:
             run.say(f"{task.name}, {name}: {done} steps, loss {float(loss):.3f}")

@@ -35,7 +35,8 @@ class Run:
 
     def __init__(self, part: str, device: str, quick: bool, rounds: int, dtype: Optional[str], quiet: bool,
                  busy: bool = False, path: Optional[str] = None, only: Optional[str] = None,
-                 seconds: Optional[float] = None, commit_name: Optional[str] = None, steps: Optional[int] = None):
+                 seconds: Optional[float] = None, commit_name: Optional[str] = None, steps: Optional[int] = None,
+                 rate: Optional[float] = None):
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Failure(f"--device {device}: this PyTorch finds no CUDA GPU; --device cpu measures this processor")
         self.part, self.device, self.quick, self.quiet = part, torch.device(device), quick, quiet
@@ -46,7 +47,7 @@ class Run:
             self.only = re.compile(only or "")
         except re.error as problem:
             raise Failure(f"--only {only}: {problem}") from None
-        self.seconds, self.steps, self.commit = seconds, steps, commit_name or commit()
+        self.seconds, self.steps, self.rate, self.commit = seconds, steps, rate, commit_name or commit()
         self.clock = time.process_time if busy else time.perf_counter
         if busy and self.on_gpu:
             raise Failure("--busy measures a processor's time: it takes --device cpu")

@@ -310,6 +310,7 @@ def test_mistakes(tmp_path, capsys):
     calls = [(["length", "--rounds", "0"], "--rounds 0: it takes 1 or more"), (["plot"], "plot needs --csv"),
              (["length", "--seconds", "0"], "--seconds 0: it takes more than 0"),
              (["length", "--only", "("], "--only (: "), (["lra", "--steps", "0"], "--steps 0: it takes 1 or more"),
+             (["lra", "--rate", "0"], "--rate 0: it takes more than 0"),
              (["plot", "--csv", str(tmp_path / "none")], "No such file"),
              (["lra", "--quick", "--quiet", "--rounds", "1", "--csv", str(other)], "columns are not those")]
     if not torch.cuda.is_available():
