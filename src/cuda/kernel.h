@@ -55,6 +55,7 @@ typedef struct attn_cuda_kernel {
     bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
     bool paged;                             /* forward: of ATTN_PAGED alone */
     bool tma;                               /* a variant that reads its tensors by TMA */
+    bool spans;                             /* forward: each row's keys lie side by side, as a pass finds them */
     uint32_t features;                      /* flags: what it computes */
     uint32_t needs;                         /* of these, what a problem must ask for */
     unsigned threads;                       /* of a block */
@@ -65,9 +66,11 @@ typedef struct attn_cuda_kernel {
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
-/* Whether a kernel takes a problem's ranges: those for many rows find no start of a chunk of positions. */
+/* Whether a kernel takes a problem's ranges: those for many rows find no start of a chunk of positions; those of spans
+ * have no gap between a prefix and what a row sees besides. */
 static inline bool attn_cuda_takes_ranges(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
+    if (kernel->spans && desc->flags & ATTN_PREFIX && desc->flags & (ATTN_WINDOW | ATTN_CHUNK)) return false;
     return !(kernel->tma && desc->flags & ATTN_POSITIONS && desc->flags & ATTN_CHUNK);
 }
 

@@ -60,7 +60,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (!(k->kv_dtypes >> attn_kv_dtype(d) & 1)) return "it does not take kv_dtype";
     if (d->dim_qk > k->dim || d->dim_v > k->dim_v) return "the head dimension is too large for it";
     uint32_t lacks = d->flags & ~k->features;
-    if (!attn_cuda_takes_ranges(k, d)) return "it does not take a chunk of positions";
+    if (!attn_cuda_takes_ranges(k, d))
+        return "it does not take a chunk of positions, or a prefix beside a window or chunk";
     if (!attn_cuda_takes_lists(k, d)) return "it does not take blocks of this size";
     if (lacks & ATTN_DROPOUT_BASES) return "it does not take ATTN_DROPOUT_BASES";
     if (lacks & ATTN_DELTA) return "it does not take ATTN_DELTA";

@@ -22,11 +22,14 @@ attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfuncti
     return launch(c, what, function, &config, params);
 }
 
-attn_status attn_cuda_launch_variant(const attn_cuda_call *c, CUfunction function, int grid, void *params)
+/* early: it waits itself for what it needs of the launch before. */
+static attn_status launch_variant(const attn_cuda_call *c, const attn_cuda_kernel *k, CUfunction function, int grid,
+                                  bool early, void *params)
 {
-    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
     CUlaunchAttribute cluster = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
                                   .value.clusterDim = { (unsigned)k->cluster, 1, 1 } };
+    CUlaunchAttribute overlap = { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                  .value.programmaticStreamSerializationAllowed = 1 };
     CUlaunchConfig config = { .gridDimX = (unsigned)grid,
                               .gridDimY = 1,
                               .gridDimZ = 1,
@@ -35,9 +38,20 @@ attn_status attn_cuda_launch_variant(const attn_cuda_call *c, CUfunction functio
                               .blockDimZ = 1,
                               .sharedMemBytes = k->shared,
                               .hStream = c->stream,
-                              .attrs = &cluster,
-                              .numAttrs = k->cluster > 1 };
+                              .attrs = early ? &overlap : &cluster,
+                              .numAttrs = early || k->cluster > 1 };
     return launch(c, k->name, function, &config, params);
+}
+
+attn_status attn_cuda_launch_variant(const attn_cuda_call *c, CUfunction function, int grid, void *params)
+{
+    return launch_variant(c, c->cuda->chosen.kernel, function, grid, false, params);
+}
+
+attn_status attn_cuda_launch_early(const attn_cuda_call *c, const attn_cuda_kernel *k, CUfunction function, int grid,
+                                   void *params)
+{
+    return launch_variant(c, k, function, grid, true, params);
 }
 
 attn_status attn_cuda_clear(const attn_cuda_call *c, void *at, size_t size)

@@ -13,6 +13,10 @@ static inline void *attn_cuda_at(const attn_cuda_call *call, uint64_t offset)
 /* The plan's own kernel: threads, shared memory and cluster are the table's. */
 attn_status attn_cuda_launch_variant(const attn_cuda_call *call, CUfunction function, int grid, void *params);
 
+/* A variant without clusters that may begin before the launch before it has ended, for which it waits itself. */
+attn_status attn_cuda_launch_early(const attn_cuda_call *call, const attn_cuda_kernel *kernel, CUfunction function,
+                                   int grid, void *params);
+
 /* One of the others, with one struct of parameters; nothing where the grid is empty. */
 attn_status attn_cuda_launch(const attn_cuda_call *call, const char *what, CUfunction function, int64_t x, int64_t y,
                              int64_t z, unsigned threads, void *params);

@@ -11,6 +11,14 @@
 
 #include "builtins.h"
 
+DEVICE void let_dependents_start()
+{
+}
+
+DEVICE void wait_for_previous()
+{
+}
+
 /* ---- ptx.h: addresses and barriers ---------------------------------------------------------- */
 
 #define unlikely(condition) __builtin_expect(condition, 0)

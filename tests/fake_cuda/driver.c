@@ -317,6 +317,7 @@ unsigned fake_cluster(const CUlaunchConfig *config)
     unsigned blocks = 1;
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute *a = &config->attrs[i];
+        if (a->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) continue; /* here none begins early */
         if (a->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) fake_die("launch attribute %d", a->id);
         if (a->value.clusterDim.y != 1 || a->value.clusterDim.z != 1) fake_die("a cluster of other than one dimension");
         blocks = a->value.clusterDim.x;

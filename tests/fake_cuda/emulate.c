@@ -342,7 +342,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     fake_expect(config->gridDimX == (unsigned)p->schedule.grid, symbol, "grid");
     fake_expect((p->shape.flags & ~(k->features | ATTN_CUDA_GRADIENTS_F32)) == 0, symbol, "lacks a feature");
     check_schedule(symbol, k, p);
-    if (p->shape.flags & ATTN_INTERVALS && p->shape.len_kv > 0)
+    if (p->shape.flags & ATTN_INTERVALS && p->shape.len_kv > 0 && !k->spans)
         fake_expect(p->mask.summaries && p->mask.summaries[0] == k->kv_tile && p->mask.summary_keys == k->kv_tile &&
                         p->mask.interval_tiles && p->mask.interval_tiles[0] == (unsigned)k->kv_tile,
                     symbol, "intervals were not summarised");
@@ -358,6 +358,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     if (k->needs & ATTN_BIAS)
         fake_check_bias(symbol, p, &biased->bias_map, biased->bias_rows, p->schedule.rows * p->schedule.pack, &d);
     check_output(symbol, p, &d);
+    if (fake_stands_aside(symbol, k, p)) return;
     const attn_sm90_schedule *s = &p->schedule;
     if (s->total > s->split_tiles * s->splits) {
         uint64_t stride = (uint64_t)(p->shape.o_stride[1] | p->shape.o_stride[2]);

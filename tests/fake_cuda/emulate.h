@@ -23,6 +23,9 @@ void fake_check_bias(const char *symbol, const attn_sm90_params *params, const a
                      int tile_rows, const attn_desc *desc);
 
 /* The summary of bits is there if, and only if, the variant wants it, and of its tiles. */
+/* A variant of spans that do not fit, or the one behind it where they do. */
+bool fake_stands_aside(const char *symbol, const attn_cuda_kernel *kernel, const attn_sm90_params *params);
+
 void fake_check_bit_tiles(const char *symbol, const attn_cuda_kernel *kernel, const attn_sm90_params *params);
 
 /* The common ones among a variant's. */

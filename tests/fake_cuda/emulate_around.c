@@ -14,21 +14,54 @@
 
 /* ---- summaries of masks -------------------------------------------------------------------- */
 
-static void summarise(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+/* count: of summaries of a head. */
+static void summarise(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p, unsigned count)
 {
     fake_expect(config->gridDimY == (unsigned)p->mask.interval_heads && config->gridDimZ == (unsigned)p->shape.batch,
                 symbol, "grid");
     fake_map map;
     memcpy(&map, &p->k_map, sizeof map);
-    int keys = p->shape.flags & ATTN_PAGED ? p->mask.summary_keys : (int)map.box[2];
-    fake_expect(config->gridDimX == (unsigned)ATTN_CUDA_SUMMARIES(p->shape.len_kv, keys), symbol, "grid");
-    size_t ints = 8 * (size_t)config->gridDimX * config->gridDimY * config->gridDimZ;
+    bool mapped = !(p->shape.flags & ATTN_PAGED) && !p->spans.unfit; /* by the variant that reads the summaries */
+    int keys = mapped ? (int)map.box[2] : p->mask.summary_keys;
+    fake_expect(count == (unsigned)ATTN_CUDA_SUMMARIES(p->shape.len_kv, keys), symbol, "grid");
+    size_t ints = 8 * (size_t)count * config->gridDimY * config->gridDimZ;
     for (size_t i = 0; i < ints; i++)
         p->mask.summaries[i] = keys;
     size_t tiles = ((size_t)p->shape.len_kv + (size_t)keys - 1) / (size_t)keys,
            words = 2 * (size_t)keys * ATTN_CUDA_INTERVAL_PAIRS(p->mask.interval_vectors);
     for (size_t i = 0; p->mask.interval_tiles && i < tiles * words * config->gridDimY * config->gridDimZ; i++)
         p->mask.interval_tiles[i] = (unsigned)keys;
+}
+
+/* Marks its memory, from end to end. Where another variant is there for them, spans fit an even number of rows. */
+static void find_spans(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+{
+    const attn_sm90_spans *s = &p->spans;
+    bool intervals = p->shape.flags & ATTN_INTERVALS;
+    int64_t most = intervals && p->shape.len_kv > p->shape.len_q ? p->shape.len_kv : p->shape.len_q;
+    int64_t blocks = attn_ceil_div(most, ATTN_SM90_SPAN_ROWS);
+    if (blocks > ATTN_SM90_SPAN_BLOCKS) blocks = ATTN_SM90_SPAN_BLOCKS;
+    fake_expect(s->blocks == blocks && config->gridDimY == (unsigned)s->heads &&
+                    config->gridDimZ == (unsigned)s->batch && config->blockDimX == ATTN_SM90_SPAN_ROWS,
+                symbol, "grid");
+    fake_expect(s->heads == (intervals ? p->mask.interval_heads : 1), symbol, "heads");
+    fake_expect(s->batch == p->shape.batch || (s->batch == 1 && !intervals), symbol, "batch");
+    fake_expect(s->pitch == ATTN_SM90_SPAN_PITCH(p->shape.len_q) && (uintptr_t)s->of % 16 == 0, symbol, "pitch");
+    fake_expect(intervals == (s->unfit != NULL) && (uintptr_t)s->unfit % 16 == 0, symbol, "unfit");
+    int64_t planes = (int64_t)s->batch * s->heads, bytes = ATTN_SM90_SPAN_BYTES(p->schedule.rows * p->schedule.pack);
+    for (int64_t i = 0; i < 2 * planes * s->pitch + bytes / 4; i++)
+        s->of[i] = s->pitch;
+    if (s->counter) *s->counter = 0;
+    fake_expect(!p->schedule.counter || p->schedule.counter == s->counter, symbol, "counter");
+    if (intervals) summarise(symbol, config, p, config->gridDimX - (unsigned)blocks);
+    if (!intervals) fake_expect(config->gridDimX == (unsigned)blocks, symbol, "grid");
+    if (intervals) memset(s->unfit, p->shape.len_q % 2, (size_t)ATTN_SM90_SPAN_FLAGS(planes * blocks));
+}
+
+bool fake_stands_aside(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
+{
+    fake_expect(!k->spans || (p->spans.of && p->spans.of[0] == p->spans.pitch), symbol, "spans were not found");
+    return p->spans.unfit && !*p->spans.unfit != k->spans;
 }
 
 /* Only marks its memory, from end to end. */
@@ -211,7 +244,9 @@ size_t fake_around_params_size(const char *symbol)
 bool fake_launch_around(const char *symbol, const CUlaunchConfig *config, const void *params)
 {
     if (strcmp(symbol, "attn_sm90_interval_summary") == 0)
-        summarise(symbol, config, params);
+        summarise(symbol, config, params, config->gridDimX);
+    else if (strcmp(symbol, "attn_sm90_find_spans") == 0)
+        find_spans(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_bit_tiles") == 0)
         find_bit_tiles(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_widen_bits") == 0)

@@ -22,6 +22,18 @@ enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5, I8 = 7 }; /* attn_dtype */
 
 /* ---- arithmetic ---------------------------------------------------------------------------- */
 
+/* The next kernel, if it was launched to do so, may begin as this one's blocks end, or wait for their end. */
+DEVICE void let_dependents_start()
+{
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+/* Until the kernel before has ended, if this one was launched to begin before that. */
+DEVICE void wait_for_previous()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 DEVICE float exp2_approx(float x)
 {
     float y;

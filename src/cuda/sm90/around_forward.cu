@@ -41,14 +41,13 @@ DEVICE void store_interval(uint2 *tile, int keys, int vectors, int at, int4 v)
     if (vectors == 4) tile[keys + at] = rows_between(v.z, v.w);
 }
 
-/* Least and greatest of each bound over the keys of a KV tile, or of a group of tiles; of a tile, its intervals as
- * variants read them. */
-extern "C" __global__ void __launch_bounds__(128)
-    attn_sm90_interval_summary(const __grid_constant__ attn_sm90_params params)
+/* A block's: least and greatest of each bound over the keys of a KV tile, or of a group of tiles; of a tile, its
+ * intervals as variants read them. */
+DEVICE void summarise_intervals(const attn_sm90_params *p)
 {
-    const attn_sm90_params *p = &params;
     __shared__ int part[4][8];
-    int summary = blockIdx.x, heads = gridDim.y, group = p->shape.heads_q / p->shape.heads_kv;
+    int summary = blockIdx.x, heads = gridDim.y, count = ATTN_CUDA_SUMMARIES(p->shape.len_kv, p->mask.summary_keys),
+        group = p->shape.heads_q / p->shape.heads_kv;
     struct {
         int batch;
     } sequence = { (int)blockIdx.z };
@@ -81,8 +80,160 @@ extern "C" __global__ void __launch_bounds__(128)
     int x = part[0][threadIdx.x];
     for (int i = 1; i < 4; i++)
         x = threadIdx.x < 4 ? min(x, part[i][threadIdx.x]) : max(x, part[i][threadIdx.x]);
-    p->mask.summaries[(((long long)blockIdx.z * heads + blockIdx.y) * gridDim.x + summary) * 8 + threadIdx.x] = x;
+    p->mask.summaries[(((long long)blockIdx.z * heads + blockIdx.y) * count + summary) * 8 + threadIdx.x] = x;
 }
+
+extern "C" __global__ void __launch_bounds__(128)
+    attn_sm90_interval_summary(const __grid_constant__ attn_sm90_params params)
+{
+    summarise_intervals(&params);
+}
+
+/* ---- spans --------------------------------------------------------------------------------- */
+
+struct sequence_lengths {
+    int batch, len_q, len_kv;
+};
+
+/* The rows that a key's intervals leave it; fits: they lie side by side. */
+struct rows_left {
+    int first, end;
+    bool fits;
+};
+
+DEVICE rows_left rows_between_intervals(int4 v, int len_q)
+{
+    bool below = v.x < min(v.y, len_q) && v.y > 0, above = v.z < min(v.w, len_q) && v.w > 0;
+    int first = above ? min(v.w, len_q) : 0, end = below ? max(v.x, 0) : len_q;
+    if (first >= end) first = end = len_q; /* as of keys after all others */
+    return { first, end, !(below && v.y < len_q) && !(above && v.z > 0) };
+}
+
+/* What ranges leave a row. */
+DEVICE int2 ranged_span(const attn_sm90_params *p, const sequence_lengths *w, int row)
+{
+    key_ranges seen = ranges_of_row(&p->mask, w, row);
+    if (!p->mask.prefix) return make_int2(seen.lo[1], seen.hi[1]);
+    return make_int2(min(seen.lo[0], seen.lo[1]), max(seen.hi[0], seen.hi[1]));
+}
+
+/* The spans of a head's rows, and the intervals of its keys. */
+struct spans_writer {
+    const attn_sm90_params *p;
+    sequence_lengths w;
+    int2 *spans;
+    const int *intervals;
+
+    INLINE rows_left left(int key) const
+    {
+        bool causal = p->shape.flags & FLAG_CAUSAL;
+        int vectors = p->mask.interval_vectors;
+        return rows_between_intervals(interval_at(intervals + (long long)key * vectors, vectors, causal), w.len_q);
+    }
+
+    /* Rows see keys from `key` on, or up to it. */
+    INLINE void start(int row, int key) const
+    {
+        spans[row].x = max(ranged_span(p, &w, row).x, key);
+    }
+
+    INLINE void end(int row, int key) const
+    {
+        spans[row].y = min(ranged_span(p, &w, row).y, key);
+    }
+
+    /* The first key that a row sees is the first whose rows end after it, the end of its keys the first whose rows
+     * begin after it, where both ascend with the keys. Rows before those of key 0, and after those of the last. */
+    INLINE void write_outer(int row) const
+    {
+        rows_left first = left(0), last = left(w.len_kv - 1);
+        if (row < first.end || row >= last.end) start(row, row < first.end ? 0 : w.len_kv);
+        if (row < first.first || row >= last.first) end(row, row < first.first ? 0 : w.len_kv);
+    }
+
+    /* And rows between those of the key before and those of the thread's, if it has one: their first key, or the end
+     * of their keys, is this. The warp as a whole does what is long. */
+    template <bool starts> INLINE void write_between(int first, int end_row, int key) const
+    {
+        const int few = 4;
+        int lane = threadIdx.x % 32;
+        bool is_long = end_row - first > few;
+        for (int row = first; row < end_row && !is_long; row++)
+            starts ? start(row, key) : end(row, key);
+        for (u32 rest = __ballot_sync(~0u, is_long); rest; rest &= rest - 1) {
+            int of = __ffs(rest) - 1, last = __shfl_sync(~0u, end_row, of), at = __shfl_sync(~0u, key, of);
+            for (int row = __shfl_sync(~0u, first, of) + lane; row < last; row += 32)
+                starts ? start(row, at) : end(row, at);
+        }
+    }
+
+    /* By the thread's key, and the one before. False: rows may see keys that do not lie side by side. */
+    INLINE bool write_inner(int key) const
+    {
+        rows_left rows = { 0, 0, true }, before = rows;
+        if (key < w.len_kv) before = rows = left(key);
+        if (key > 0 && key < w.len_kv) before = left(key - 1);
+        write_between<true>(before.end, rows.end, key);
+        write_between<false>(before.first, rows.first, key);
+        return rows.fits && before.first <= rows.first && before.end <= rows.end;
+    }
+};
+
+/* The flag of a block whose threads found what fits. */
+DEVICE void flag_unfit(const attn_sm90_params *p, int flag, bool fits)
+{
+    __shared__ int of_warp[ATTN_SM90_SPAN_ROWS / 32];
+    fits = __all_sync(~0u, fits);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = fits;
+    __syncthreads();
+    for (int i = 0; i < ATTN_SM90_SPAN_ROWS / 32; i++)
+        fits = fits && of_warp[i];
+    if (threadIdx.x == 0) p->spans.unfit[flag] = !fits;
+}
+
+/* A block takes as many rows and keys as it has threads, then those of the next turn. With intervals the blocks before
+ * these summarise them, and each of these has a flag, that it found rows whose keys are no span. */
+extern "C" __global__ void __launch_bounds__(ATTN_SM90_SPAN_ROWS, 1)
+    attn_sm90_find_spans(const __grid_constant__ attn_sm90_params params)
+{
+    const attn_sm90_params *p = &params;
+    bool intervals = p->shape.flags & FLAG_INTERVALS;
+    int summaries = intervals ? ATTN_CUDA_SUMMARIES(p->shape.len_kv, p->mask.summary_keys) : 0;
+    let_dependents_start();
+    if ((int)blockIdx.x < summaries) {
+        summarise_intervals(p);
+        return;
+    }
+    int block = (int)blockIdx.x - summaries, blocks = (int)gridDim.x - summaries, batch = blockIdx.z;
+    int plane = batch * (int)gridDim.y + (int)blockIdx.y,
+        head = (int)blockIdx.y * (p->shape.heads_q / p->shape.heads_kv);
+    spans_writer to = { p,
+                        { batch, sequence_of(NULL, p->shape.lens_q, batch, p->shape.len_q).y,
+                          sequence_of(NULL, p->shape.lens_kv, batch, p->shape.len_kv).y },
+                        (int2 *)p->spans.of + (long long)plane * p->spans.pitch,
+                        NULL };
+    if (intervals) to.intervals = intervals_of(&p->shape, &p->mask, &to.w, head);
+    bool fits = true;
+    int most = intervals ? max(p->shape.len_q, to.w.len_kv) : p->shape.len_q;
+    for (int first = block * ATTN_SM90_SPAN_ROWS; first < most; first += blocks * ATTN_SM90_SPAN_ROWS) {
+        int at = first + (int)threadIdx.x;
+        if (at >= to.w.len_q || !to.w.len_kv) {
+            if (at < p->shape.len_q) to.spans[at] = make_int2(0, 0);
+        } else if (intervals) {
+            to.write_outer(at);
+        } else {
+            to.spans[at] = ranged_span(p, &to.w, at);
+        }
+        if (intervals) fits = to.write_inner(at) && fits;
+    }
+    if (intervals) flag_unfit(p, plane * blocks + block, fits);
+    if (plane || block) return;
+    if (threadIdx.x == 0 && p->spans.counter) *p->spans.counter = 0;
+    int flags = (int)(gridDim.y * gridDim.z) * blocks, flag = flags + (int)threadIdx.x;
+    if (intervals && flag < ATTN_SM90_SPAN_FLAGS(flags)) p->spans.unfit[flag] = 0;
+}
+
+/* ---- bits ---------------------------------------------------------------------------------- */
 
 /* Of 128 keys: which some row sees, and which all see. */
 struct seen_keys {

@@ -14,6 +14,10 @@
  *   mask.interval_tiles is not NULL these. attn_sm90_params; grid
  *   (ATTN_CUDA_SUMMARIES(len_kv, summary_keys), interval_heads, batch), block 128.
  *
+ *   attn_sm90_find_spans: spans, before a SPANS variant, and with ATTN_INTERVALS what attn_sm90_interval_summary does,
+ *   by the first ATTN_CUDA_SUMMARIES(len_kv, summary_keys) blocks; clears spans.counter, if there is one.
+ *   attn_sm90_params; grid (these and spans.blocks, spans.heads, spans.batch), block ATTN_SM90_SPAN_ROWS.
+ *
  *   attn_sm90_bit_tiles: mask.bit_tiles, before the others. attn_sm90_params; grid (ATTN_CUDA_BIT_TILES(len_q, len_kv,
  *   summary_keys), bits_heads, bits_batch), block 256. summary_keys: a multiple of 16, 128 at most.
  *
@@ -67,6 +71,27 @@ typedef struct attn_sm90_schedule {
     unsigned *counter;
 } attn_sm90_schedule;
 
+/* The span of each row: its first key, and the end of its keys; empty if that is not above. of: (batch, heads, pitch)
+ * pairs; batch and heads: 1, or all, heads of KV; pitch: even. Workspace, but NULL without a SPANS variant; behind the
+ * last plane there is room for another ATTN_SM90_SPAN_BYTES(rows).
+ * unfit: NULL: every mask of the problem is one of spans. Else a byte of each of the pass's blocks, of each plane
+ * `blocks` of them, and zeros up to ATTN_SM90_SPAN_FLAGS: intervals leave some row keys that do not lie side by side,
+ * or may do so. Then the variant has no work items, but the other one, which is launched behind it and else has none.
+ */
+typedef struct attn_sm90_spans {
+    int *of;
+    unsigned char *unfit;
+    unsigned *counter; /* of either variant, or NULL */
+    int batch, heads, pitch, blocks;
+} attn_sm90_spans;
+
+#define ATTN_SM90_SPAN_ROWS 128  /* of a block of the pass at a time */
+#define ATTN_SM90_SPAN_BLOCKS 64 /* of a plane, at most */
+#define ATTN_SM90_SPAN_PITCH(len_q) (((len_q) + 1) / 2 * 2)
+#define ATTN_SM90_SPAN_BYTES(rows) (8 * (rows) + 16)             /* of a Q tile */
+#define ATTN_SM90_SPAN_FLAGS(blocks) (((blocks) + 15) / 16 * 16) /* bytes of flags; blocks: of all planes */
+#define ATTN_SM90_SPAN_ROOM 512                                  /* more that a SPANS variant tells of work items */
+
 /* shape.o_wide: there is an o_map.
  * shape.partial_o and partial_lse: not NULL where Q tiles are split: where splits > 1, and all of them where o is
  * 16-bit but its address or strides are no multiples of 16 bytes or dim_v is none of 8. Of these the forward stores
@@ -81,6 +106,7 @@ typedef struct attn_sm90_params {
     attn_cuda_score score;
     attn_cuda_tensors tensors;
     attn_cuda_seeds seeds;
+    attn_sm90_spans spans;
 } attn_sm90_params;
 
 /* cache.box: of k_map and v_map too, a multiple of 8; where it is 0, page_size is no multiple of 8. */

@@ -12,7 +12,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/params.h"
 
-enum { CAUSAL, RUNS, RANGES, BLOCKS, BITS, GENERAL };
+enum { CAUSAL, SPANS, RUNS, RANGES, BLOCKS, BITS, GENERAL };
 enum { INTERLEAVED, PINGPONG };
 enum { CONTIGUOUS, PAGED };
 
@@ -25,8 +25,11 @@ struct config {
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
 
+    /* A row sees a span of keys, which a pass has found before: it comes with Q. */
+    static constexpr bool spans = ATTN_MASK == SPANS;
+
     /* The producer walks the KV tiles that a mask shows; tables: with lists of blocks of any size. */
-    static constexpr bool walks = ATTN_MASK != CAUSAL, tables = ATTN_MASK == GENERAL;
+    static constexpr bool walks = ATTN_MASK != CAUSAL && !spans, tables = ATTN_MASK == GENERAL;
     static constexpr bool bits = tables || ATTN_MASK == BITS,
                           intervals = walks && ATTN_MASK != BITS && ATTN_MASK != BLOCKS;
 
@@ -83,8 +86,8 @@ struct config {
 
     /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
      * its first S is computed after that, not beside the last PV. So the last V does not share a stage with the next
-     * item's first K, which comes from memory. */
-    static constexpr bool drains = q_stages == 1 && s_buffers == 2 && !walks && !score_mod;
+     * item's first K, which comes from memory. SPANS: nor where Q has two: warpgroups pass tiles by between items. */
+    static constexpr bool drains = (q_stages == 1 && s_buffers == 2 && !walks && !score_mod) || (spans && !pingpong);
 
     static constexpr int width = ATTN_SM90_WIDTH(dim, bytes), width_v = ATTN_SM90_WIDTH(dim_v, bytes);
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
@@ -94,6 +97,9 @@ struct config {
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     /* Of a KV tile's intervals, in each stage. */
     static constexpr int interval_bytes = intervals ? ATTN_SM90_INTERVALS(keys) : 0;
+    /* Of a Q tile's spans, in each stage of Q; and room for what is told of items. */
+    static constexpr int span_bytes = spans ? ATTN_SM90_SPAN_BYTES(rows) : 0;
+    static constexpr int span_room = spans ? ATTN_SM90_SPAN_ROOM : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
 
@@ -101,7 +107,9 @@ struct config {
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
     static constexpr int o_panels =
-        bias ? 0 : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, interval_bytes *stages);
+        bias ? 0
+             : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
+                                       interval_bytes *stages + span_bytes * q_stages + span_room);
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -44,6 +44,12 @@ DEVICE work_tile_info *info_of(const shared *s, const consumer *c)
     return config::drains ? &s->store->infos[(c->items - (c->left == 0)) % INFOS] : c->info;
 }
 
+/* SPANS: the warpgroup's of the item in hand. */
+DEVICE const span_range *range_in_hand(const shared *s, const consumer *c)
+{
+    return (const span_range *)info_of(s, c)->kv_ranges::get() + c->warpgroup;
+}
+
 /* Waits for the next item's Q. Returns its KV tiles, or NO_WORK, PAUSE or NO_KEYS. */
 DEVICE int wait_item(const shared *s, const consumer *c)
 {

@@ -18,12 +18,14 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
     PASTE(attn_sm90_, ATTN_NAME)(const __grid_constant__ kv_source::params params)
 {
     const attn_sm90_params *p = (const attn_sm90_params *)&params;
+    if (config::walks && is_left_nothing(p)) return;
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
     init_shared(&s, config::paged ? paged_source::arrivals(p) : kv_source::lanes);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(config::producer_registers);
         u32 warp = uniform(threadIdx.x / 32);
+        if (config::spans) wait_for_previous();
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
         if constexpr (config::paged) copy_ordered_keys(p, &s, warp);

@@ -45,17 +45,23 @@ DEVICE void skip_to_first_tile(const shared *s, consumer *c)
     }
 }
 
+/* Passes by stages of which the warpgroup wants neither K nor V. */
+DEVICE void pass_by(const shared *s, consumer *c, int count)
+{
+#pragma unroll 1
+    for (; count > 0; count--) {
+        wait_full(s, K, c->kv);
+        release_stages(s, c, c->kv.index);
+    }
+}
+
 /* Goes on to an item in which the warpgroup's rows see keys; stores the results of items without keys. v_left: the next
  * stage holds V of an item that has ended. False: no more work. */
 DEVICE bool next_interleaved_item(const attn_sm90_params *p, const shared *s, consumer *c, bool v_left)
 {
     while (!mask::has_keys(s, c)) {
         int tiles = wait_item(s, c);
-#pragma unroll 1
-        for (int stages = tiles > NO_KEYS ? tiles + config::drains : v_left; stages > 0; stages--) {
-            wait_full(s, K, c->kv);
-            release_stages(s, c, c->kv.index);
-        }
+        pass_by(s, c, tiles > NO_KEYS ? tiles + config::drains : v_left);
         v_left = tiles > NO_KEYS && !config::drains;
         if (tiles == NO_WORK) return false;
         if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
@@ -198,11 +204,13 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
 DEVICE void drain(const attn_sm90_params *p, const shared *s, consumer *c, const float *score, float *o)
 {
     wait_full(s, K, c->kv);
-    multiply(p, s, c, score, NULL, o, c->key0, 0, valid_v(s, c, c->kv.index, 0, valid_keys(p, s, c)));
+    multiply(p, s, c, score, NULL, o, c->key0, 0,
+             valid_v(s, c, c->kv.index, hidden_keys(p, s, c), valid_keys(p, s, c)));
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     wgmma_wait(0);
     pin_floats(o, config::dim_v / 2);
     release_stages(s, c, c->kv.index);
+    if constexpr (config::spans) pass_by(s, c, range_in_hand(s, c)->tail);
     finish_rows(p, s, c, o, &results);
 }
 
@@ -246,9 +254,10 @@ DEVICE void attend_items(const attn_sm90_params *p, const shared *s, consumer *c
     float o[config::dim_v / 2], alpha[2];
     begin_rows(s, c);
     c->first = true;
+    if constexpr (config::spans) pass_by(s, c, mask::begin(s, c));
     int stage = c->kv.index;
     wait_full(s, K, c->kv);
-    skip_to_first_tile(s, c);
+    if constexpr (!config::spans) skip_to_first_tile(s, c);
     if (config::walks) general_mask::load_info(p, s, c, c->info, c->kv.index);
     u32 q = q_address(s, c), k = k_address(s, c->kv.index);
     wgmma_fence();

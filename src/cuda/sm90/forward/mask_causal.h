@@ -81,7 +81,7 @@ struct causal_mask {
     DEVICE void publish(const attn_sm90_params *p, const work_item *w, const work_tile_info *info)
     {
         int lane = threadIdx.x % 32;
-        if (lane < config::consumers) info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
+        if (lane < config::consumers) (kv_range &)info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
     }
 
     /* The producer warp: loads an item's KV tiles and, among them, its Q. It asks for the next item soon enough that

@@ -105,6 +105,7 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, fr
     pin_floats(f->o, config::dim_v / 2);
     release_stage(s, V, c->kv.index);
     advance(&c->kv, config::stages);
+    if constexpr (config::spans) pass_tiles_and_turns(s, c, range_in_hand(s, c)->tail);
     finish_rows(p, s, c, f->o, &results);
 }
 

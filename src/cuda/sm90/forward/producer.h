@@ -13,6 +13,7 @@
 #include "sm90/forward/load_pingpong.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/source.h"
+#include "sm90/forward/spans.h"
 
 struct producer {
     pipeline_state q = { 0, 1 };
@@ -46,11 +47,14 @@ DEVICE void load_q(const attn_sm90_params *p, const shared *s, producer *at)
         if (w->tiles <= 0) {
             barrier_arrive(full);
         } else {
-            barrier_expect(full, tile::panels * tile::width * p->schedule.rows * pack);
+            barrier_expect(full, tile::panels * tile::width * p->schedule.rows * pack + config::span_bytes);
 #pragma unroll
             for (int i = 0; i < tile::panels; i++)
                 tma_load(s->q + stage * tile::bytes + i * tile::panel_bytes, &p->q_map, full, tile::panel_columns * i,
                          w->head, w->start_q + w->row0, p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
+            if constexpr (config::spans)
+                bulk_load(shared_address(spans_in_stage(s, stage)), spans_of(p, w) + w->row0 / 2 * 2,
+                          config::span_bytes, full);
         }
     }
     advance(&at->q, config::q_stages);
@@ -70,7 +74,7 @@ DEVICE int tiles_before_q(const producer *at)
     return config::q_stages == 1 && at->items > 1 ? config::stages - 1 - config::drains : 0;
 }
 
-/* mask: causal_mask or general_mask. */
+/* mask: as scores.h has it. */
 template <class mask> DEVICE void produce(const attn_sm90_params *p, const shared *s)
 {
     producer at;

@@ -17,6 +17,7 @@
 #include "sm90/forward/rows.h"
 #include "sm90/forward/scales.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/spans.h"
 
 /* ---- the order of work items ------------------------------------------------------------------ */
 
@@ -121,10 +122,10 @@ template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const sha
     return false;
 }
 
-/* The scheduler warp publishes items as the producer wants them. mask: causal_mask or general_mask. */
+/* The scheduler warp publishes items as the producer wants them. mask: as scores.h has it. */
 template <class mask> DEVICE void schedule(const attn_sm90_params *p, const shared *s)
 {
-    scheduler at = { -1 };
+    scheduler at = { config::spans && leaves_to_next(p) ? p->schedule.total : -1 };
     work_item w = { 0 };
     do {
         bool paused = at.again.pausing;

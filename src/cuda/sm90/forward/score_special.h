@@ -35,7 +35,7 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
         for (int r = 0; r < 2; r++) {
             packed_row row = row_in_sequence(p, w, warpgroup * 64 + fragment_row_of(thread, 2 * r));
             at->slope[r] = alibi_slope(&p->shape, &p->score, w->batch, row.head) * unit;
-            if constexpr (config::walks)
+            if constexpr (config::walks || config::spans)
                 at->start[r] =
                     (float)(thread % 4 * 2 - row.row - position_shift(&p->mask, w->batch, w->len_q, w->len_kv));
             else
@@ -51,8 +51,8 @@ DEVICE void begin_special(const attn_sm90_params *p, const work_item *w, int war
     }
 }
 
-/* Products of the KV tile at key0 become scores, but for a bias. ALIBI of CAUSAL variants: all visible keys are before
- * their row, so a hidden pair's score may be anything. */
+/* Products of the KV tile at key0 become scores, but for a bias. ALIBI of CAUSAL and SPANS variants: all visible keys
+ * are before their row, so a hidden pair's score may be anything. */
 DEVICE void change_special(const attn_sm90_params *p, const score_special *at, float *s, int key0)
 {
     if constexpr (config::softcap) {

@@ -8,10 +8,11 @@
 #include "sm90/forward/mask_blocks.h"
 #include "sm90/forward/mask_causal.h"
 #include "sm90/forward/mask_general.h"
+#include "sm90/forward/mask_spans.h"
 #include "sm90/forward/score_mod.h"
 
 using walked_mask = choice<config::gathers, blocks_mask, general_mask>::type;
-using mask = choice<config::walks, walked_mask, causal_mask>::type;
+using mask = choice<config::walks, walked_mask, choice<config::spans, spans_mask, causal_mask>::type>::type;
 
 /* first: the KV tile is its item's first. True: every row sees a key (causal_mask.hide). */
 DEVICE bool change_and_mask(const attn_sm90_params *p, const shared *s, consumer *c, float *score, bool first)

@@ -19,8 +19,9 @@ DEVICE int valid_keys(const attn_sm90_params *p, const shared *s, const consumer
 /* How many of its first keys come before the sequence's first_kv. */
 DEVICE int hidden_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
-    if (!config::walks || !p->mask.first_kv) return 0;
-    return clamp(info_of(s, c)->row_ranges::get()->first - c->key0, 0, config::keys);
+    if (!(config::walks || config::spans) || !p->mask.first_kv) return 0;
+    int first = config::spans ? range_in_hand(s, c)->first : info_of(s, c)->row_ranges::get()->first;
+    return clamp(first - c->key0, 0, config::keys);
 }
 
 /* Zeroes V of keys [from, to) of a tile. They may be another sequence's, and 0 times NaN is NaN. */

@@ -30,13 +30,19 @@ struct kv_range {
     int unmasked_end; /* before it all rows see every key that a window's left bound leaves them */
 };
 
+/* SPANS: and how many come after these; from unmasked_start on all rows see every key before unmasked_end; keys before
+ * `first` none of the item's sees. */
+struct span_range : kv_range {
+    int tail, unmasked_start, first;
+};
+
 /* What consumers want to know of a work item, computed by the scheduler warp, which has the time. */
 struct work_tile {
     work_item w;
     long long lse_row; /* of its first row; only without PackGQA */
 };
 using output_address = members<u64, !config::o_by_tma>; /* of that row, 16-bit */
-using kv_ranges = members<kv_range, config::walks ? 0 : config::consumers>;
+using kv_ranges = members<choice<config::spans, span_range, kv_range>::type, config::walks ? 0 : config::consumers>;
 using first_bits = members<const unsigned char *, config::bits>; /* of that row, without PackGQA */
 using scale_members = members<item_scales, config::one_byte>;
 
@@ -85,11 +91,11 @@ struct storage : order_ring, transpose_members {
     kv_tile_info kv_infos[config::walks ? config::stages : 1]; /* of a walk */
 };
 
-enum { STORAGE_ROOM = 1024 }; /* that ATTN_SM90_SMEM has for it */
+enum { STORAGE_ROOM = 1024 + config::span_room }; /* that ATTN_SM90_SMEM has for it */
 static_assert(sizeof(storage) <= STORAGE_ROOM, "storage fits its room");
 
 /* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, output, storage; and storage, behind which
- * are the stages of intervals. */
+ * are the stages of intervals, or those of spans. */
 struct shared {
     u32 q, kv, raw, o, at;
     storage *store;

@@ -42,6 +42,17 @@ DEVICE void skip_tiles_and_turns(const shared *s, consumer *c, int count)
     }
 }
 
+/* `count` of them, before each of which another tile came, and after that a turn. */
+DEVICE void pass_tiles_and_turns(const shared *s, consumer *c, int count)
+{
+#pragma unroll 1
+    for (; count > 0; count--) {
+        wait_turn(c);
+        pass_turn(c);
+        skip_tile(s, c);
+    }
+}
+
 /* Goes on to an item in which the warpgroup's rows see keys; stores the results of items without keys. False: no more
  * work.
  */

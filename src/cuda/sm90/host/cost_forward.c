@@ -16,6 +16,7 @@ static void consider(const attn_sm90_forward_problem *p, int64_t pack, int split
                      attn_sm90_forward_choice *best)
 {
     int64_t tail = split_tiles < attn_sm90_tiles_of(p, pack) ? split_tiles : 0;
+    if (splits > 1 && p->kernel->spans) return;
     if (!attn_overrides_allow(p->overrides, ATTN_STRATEGY_SPLIT_TAIL, tail)) return;
     if (tail && !attn_overrides_allow(p->overrides, ATTN_STRATEGY_HEAD_GROUP, 1)) return;
     attn_sm90_forward_choice c = attn_sm90_predict_forward(p, pack, splits, split_tiles);

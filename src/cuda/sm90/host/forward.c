@@ -10,16 +10,46 @@ typedef struct forward_plan {
     CUfunction combine;              /* NULL: no Q tile is split */
     attn_sm90_params params;         /* maps and schedule */
     attn_sm90_map bias_map;          /* of a variant of a bias */
+    CUfunction instead;              /* base.instead's */
+    attn_sm90_params instead_params; /* what it has of its own; shape.o_wide, too */
 } forward_plan;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
+/* A variant of spans does not take all intervals: the best of those that do, which then computes the problem. */
+static bool find_instead(const attn_cuda_problem *of, const attn_cuda_kernel *spans, attn_sm90_forward_choice *best)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    attn_overrides one = { .set = { false } };
+    attn_override(&one, ATTN_STRATEGY_SPLIT_KV, 1);
+    attn_tiles tiles = { .overrides = &one };
+    attn_cuda_problem problem = { of->desc, of->device, of->pairs, &tiles };
+    best->base.kernel = NULL;
+    for (int i = 0; i < count; i++) {
+        attn_sm90_forward_choice c;
+        const attn_cuda_kernel *k = &kernels[i];
+        bool takes = k->arch == spans->arch && k->form == ATTN_CUDA_FORWARD && !k->spans &&
+                     !attn_cuda_obstacle(k, of->desc) && attn_cuda_can_load(k);
+        if (!takes || !attn_sm90_cost_forward(&problem, k, &c)) continue;
+        if (!best->base.kernel || c.base.choice.seconds < best->base.choice.seconds) *best = c;
+    }
+    return best->base.kernel != NULL;
+}
+
+static bool wants_instead(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    return k->spans && d->flags & ATTN_INTERVALS;
+}
+
 static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel, attn_cuda_choice *choice)
 {
-    attn_sm90_forward_choice c;
+    attn_sm90_forward_choice c, instead;
     bool can = attn_sm90_cost_forward(problem, kernel, &c);
     *choice = c.base;
-    return can;
+    if (!can || !wants_instead(problem->desc, kernel) || find_instead(problem, kernel, &instead)) return can;
+    choice->why_not = "no variant is there for intervals that are no spans";
+    return false;
 }
 
 static bool lay_out(const attn_desc *d, const attn_sm90_schedule *s, forward_plan *plan)
@@ -36,14 +66,31 @@ static bool maps_output(const attn_desc *d, const attn_sm90_forward_choice *c)
     return wide && c->schedule.pack == 1 && attn_sm90_tma_takes(d, ATTN_SM90_O);
 }
 
+/* Maps and schedule of a variant, and whether it has a map of o. base: with that variant chosen. */
+static attn_status fill_params(const attn_desc *d, const attn_sm90_forward_choice *c, const attn_sm90_plan *base,
+                               attn_sm90_params *p)
+{
+    attn_status status = attn_sm90_fill(d, base, &c->schedule, p);
+    p->shape.o_wide = maps_output(d, c);
+    return status || !p->shape.o_wide ? status : attn_sm90_fill_map(d, base, ATTN_SM90_O, 1, &p->o_map);
+}
+
 static attn_status fill(const attn_desc *d, const attn_sm90_forward_choice *c, forward_plan *plan)
 {
-    attn_status status = attn_sm90_fill(d, &plan->base, &c->schedule, &plan->params);
-    if (!status && attn_sm90_maps_bias(c->base.kernel))
-        status = attn_sm90_fill_map(d, &plan->base, ATTN_SM90_BIAS_MAP, c->schedule.pack, &plan->bias_map);
-    plan->base.common.shape.o_wide = maps_output(d, c);
-    if (status || !plan->base.common.shape.o_wide) return status;
-    return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_O, 1, &plan->params.o_map);
+    attn_status status = fill_params(d, c, &plan->base, &plan->params);
+    plan->base.common.shape.o_wide = plan->params.shape.o_wide;
+    if (status || !attn_sm90_maps_bias(c->base.kernel)) return status;
+    return attn_sm90_fill_map(d, &plan->base, ATTN_SM90_BIAS_MAP, c->schedule.pack, &plan->bias_map);
+}
+
+static attn_status create_instead(const attn_desc *d, const attn_cuda_context *context,
+                                  const attn_sm90_forward_choice *c, forward_plan *plan)
+{
+    const attn_cuda_kernel *k = c->base.kernel;
+    attn_sm90_plan base = plan->base;
+    base.cuda.chosen = c->base;
+    attn_status status = fill_params(d, c, &base, &plan->instead_params);
+    return status ? status : attn_cuda_load(context, k, k->symbol, k->shared, &plan->instead);
 }
 
 /* A variant that takes the keys of a sequence once, and no more of all than L2 had better give up again. */
@@ -60,16 +107,19 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
     forward_plan *plan = (forward_plan *)cuda;
     const attn_desc *d = problem->desc;
     attn_cuda_kv_cache *cache = &plan->base.common.cache;
-    attn_sm90_forward_choice c;
+    attn_sm90_forward_choice c, instead;
     attn_sm90_cost_forward(problem, cuda->chosen.kernel, &c);
     cuda->chosen = c.base;
     cuda->decided = attn_sm90_decided_forward(d, &c);
+    if (wants_instead(d, c.base.kernel) && find_instead(problem, c.base.kernel, &instead))
+        plan->base.instead = instead.base;
     attn_sm90_start(d, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);
     if (c.base.kernel->paged) cache->box = (int)attn_cuda_page_box(c.base.kernel, d);
     cache->passes = cache->box && passes(problem, &c);
     if (!status) status = attn_sm90_load(problem, context, "fallback", &plan->base);
+    if (!status && plan->base.instead.kernel) status = create_instead(d, context, &instead, plan);
     if (!status && c.schedule.split_tiles) {
         attn_dtype out = d->dtype == ATTN_E4M3 ? attn_out_dtype(d) : d->dtype;
         status = attn_cuda_load_dtype(context, out, "combine", &plan->combine);
@@ -99,17 +149,37 @@ typedef union variant_params {
     attn_sm90_bias_params biased;
 } variant_params;
 
+/* Behind a variant of spans, with its parameters but for schedule and maps. */
+static attn_status run_instead(const attn_cuda_call *c, const forward_plan *plan, const attn_sm90_params *of)
+{
+    attn_sm90_params p = *of;
+    const attn_sm90_params *own = &plan->instead_params;
+    p.q_map = own->q_map, p.k_map = own->k_map, p.v_map = own->v_map, p.o_map = own->o_map;
+    p.schedule = own->schedule, p.shape.o_wide = own->shape.o_wide;
+    if (plan->base.instead.dynamic) p.schedule.counter = attn_cuda_at(c, plan->base.counter);
+    attn_status status = p.shape.o_wide ? attn_sm90_bind_map(c, ATTN_SM90_O, &p.o_map) : ATTN_OK;
+    if (!status) status = attn_sm90_bind_maps(c, &p);
+    if (status) return status;
+    return attn_cuda_launch_early(c, plan->base.instead.kernel, plan->instead, p.schedule.grid, &p);
+}
+
 static attn_status run_variant(const attn_cuda_call *c, const forward_plan *plan, variant_params *params)
 {
     attn_sm90_params *p = &params->common;
-    if (c->cuda->chosen.dynamic) p->schedule.counter = attn_cuda_at(c, plan->base.counter);
+    unsigned *counter = attn_cuda_at(c, plan->base.counter);
+    if (c->cuda->chosen.dynamic) p->schedule.counter = counter;
     if (plan->combine) {
         p->shape.partial_o = attn_cuda_at(c, plan->partial_o);
         p->shape.partial_lse = attn_cuda_at(c, plan->partial_lse);
     }
     attn_status status = p->shape.o_wide ? attn_sm90_bind_map(c, ATTN_SM90_O, &p->o_map) : ATTN_OK;
-    if (!status) status = attn_sm90_prepare(c, p, p->schedule.counter);
-    if (!status) status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, params);
+    bool counts = c->cuda->chosen.dynamic || plan->base.instead.dynamic;
+    if (!status) status = attn_sm90_prepare(c, p, counts ? counter : NULL);
+    if (!status && plan->base.find_spans)
+        status = attn_cuda_launch_early(c, c->cuda->chosen.kernel, plan->base.variant, p->schedule.grid, params);
+    else if (!status)
+        status = attn_cuda_launch_variant(c, plan->base.variant, p->schedule.grid, params);
+    if (!status && plan->instead) status = run_instead(c, plan, p);
     if (status || !plan->combine || leaves_parts(c, plan, p)) return status;
     return attn_cuda_launch(c, "attn_sm90_combine", plan->combine, attn_ceil_div(p->schedule.split_rows, 4), 1, 1, 128,
                             p);

@@ -92,6 +92,8 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
         if (!attn_sm90_rows_of(d, p->kernel, group))
             return "pack-gqa: the query heads of a KV head do not fit a Q tile";
     }
+    if (p->kernel->spans && !attn_overrides_allow(s, ATTN_STRATEGY_SPLIT_KV, 1))
+        return "split-kv: kernels of spans split no keys";
     bool alone = s->set[ATTN_STRATEGY_SPLIT_TAIL] && s->value[ATTN_STRATEGY_SPLIT_TAIL] > 0;
     if (alone && !may_split_tail(p))
         return "split-tail: Q tiles differ, or sequences share a bias, or all are combined since o is not stored by 16 "

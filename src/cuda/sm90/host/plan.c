@@ -13,12 +13,18 @@ static bool widens_tensor(const attn_desc *d, const attn_cuda_kernel *k, int whi
     return (which == ATTN_SM90_K || which == ATTN_SM90_V) && attn_sm90_widens_kv(d, k);
 }
 
+/* The kernel that reads summaries of intervals and bits. */
+static const attn_cuda_kernel *summarised(const attn_sm90_plan *plan)
+{
+    return plan->instead.kernel ? plan->instead.kernel : plan->cuda.chosen.kernel;
+}
+
 void attn_sm90_start(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     for (int i = 0; i < attn_sm90_tensors(d) && k->tma; i++)
         plan->copied[i] = !attn_sm90_tma_takes(d, i) || widens_tensor(d, k, i);
-    attn_cuda_fill(d, k->kv_tile, &plan->common);
+    attn_cuda_fill(d, summarised(plan)->kv_tile, &plan->common);
 }
 
 static int64_t summary_count(const attn_desc *d, const attn_cuda_kernel *k)
@@ -55,13 +61,29 @@ static double bit_tiles(const attn_desc *d, const attn_cuda_kernel *k)
     return (double)ATTN_CUDA_BIT_TILES(d->len_q, d->len_kv, k->kv_tile) * (double)bits_planes(d, k);
 }
 
+/* Of the spans of a variant that has them. */
+static double span_bytes(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    if (!k->spans) return 0;
+    double rows = (double)attn_sm90_span_batch(d) * (double)attn_sm90_span_heads(d) * (double)(d->len_q + 1);
+    return 8 * rows + ATTN_SM90_SPAN_BYTES(k->q_tile);
+}
+
+static double span_flags(const attn_desc *d)
+{
+    return ATTN_SM90_SPAN_FLAGS(attn_sm90_span_batch(d) * attn_sm90_span_heads(d) * attn_sm90_span_blocks(d));
+}
+
 static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_choice *c = &plan->cuda.chosen;
-    double summaries = (double)summary_count(d, c->kernel) * (double)d->interval_heads * (double)d->batch;
-    bool fits = attn_cuda_append(&plan->cuda, c->dynamic, sizeof(unsigned), &plan->counter) &&
+    double summaries = (double)summary_count(d, summarised(plan)) * (double)d->interval_heads * (double)d->batch;
+    double flags = plan->instead.kernel ? span_flags(d) : 0;
+    bool fits = attn_cuda_append(&plan->cuda, c->dynamic || plan->instead.dynamic, sizeof(unsigned), &plan->counter) &&
                 attn_cuda_append(&plan->cuda, summaries, 32, &plan->summaries_at) &&
-                attn_cuda_append(&plan->cuda, interval_words(d, c->kernel), 4, &plan->interval_tiles_at) &&
+                attn_cuda_append(&plan->cuda, interval_words(d, summarised(plan)), 4, &plan->interval_tiles_at) &&
+                attn_cuda_append(&plan->cuda, span_bytes(d, c->kernel), 1, &plan->spans_at) &&
+                attn_cuda_append(&plan->cuda, flags, 1, &plan->flags_at) &&
                 attn_cuda_append(&plan->cuda, attn_sm90_widens_bits(d, c->kernel) ? bits_bytes(d, c->kernel) : 0, 1,
                                  &plan->bits_at) &&
                 attn_cuda_append(&plan->cuda, bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at) &&
@@ -119,8 +141,9 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
         status = attn_cuda_load(context, NULL, "attn_sm90_widen_bits", 0, &plan->widen_bits);
     if (status || !attn_cuda_is_variant(k)) return status;
     status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
-    if (!status && summary_count(d, k))
+    if (!status && summary_count(d, k) && !k->spans)
         status = attn_cuda_load(context, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
+    if (!status && k->spans) status = attn_cuda_load(context, NULL, "attn_sm90_find_spans", 0, &plan->find_spans);
     if (!status && attn_sm90_summarises_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_bit_tiles", 0, &plan->find_bit_tiles);
     if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
@@ -145,6 +168,10 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;
     int copied = 0, widened = own->widen ? 2 : 0, tensors = attn_sm90_tensors(d);
+    if (own->find_spans) attn_say(words, "spans      a pass finds the first and the last key of each row\n");
+    if (own->instead.kernel)
+        attn_say(words, "           keys of a row that lie apart: %s computes all, as the device finds\n",
+                 own->instead.kernel->name);
     if (own->widen_bits)
         attn_say(words, "bits       of the last %lld keys are widened to all first, %.4g MiB\n",
                  (long long)d->bits_keys, bits_bytes(d, own->cuda.chosen.kernel) / (1 << 20));

@@ -33,7 +33,9 @@ static const double list_clocks = 200;   /* [m] of a step, to find the KV tile b
 static const double interval_clocks = 5; /* [m] of a key of a step, where each row has its own ends of keys, */
 static const double interval_tile_clocks = 5500; /* [m] and of a tile: they are loaded, and cut most of its KV tiles */
 static const double narrow_clocks = 2;    /* [m] of an output that goes to an address or by strides that TMA refuses */
-static const double tail_seconds = 25e-6; /* a split last wave, measured: its f32 results, stored beside nothing */
+static const double spans_seconds = 4e-6; /* [m] to find spans, partly beside the start of the variant */
+static const double instead_seconds = 6e-6; /* [m] with intervals: of the variant behind it, which has no work */
+static const double tail_seconds = 25e-6;   /* a split last wave, measured: its f32 results, stored beside nothing */
 
 enum { FEW_ROWS = 16 };
 
@@ -191,13 +193,14 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
     count[ATTN_PER_RUN] = 1;
     double all = d->flags & ATTN_BLOCKS && !attn_cuda_gathers(k) ? count[ATTN_PER_STEP] * list_clocks : 0;
-    if (d->flags & ATTN_INTERVALS)
+    if (d->flags & ATTN_INTERVALS && !k->spans)
         all += count[ATTN_PER_STEP] * k->kv_tile * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
     if (!attn_sm90_tma_takes(d, ATTN_SM90_O)) all += count[ATTN_PER_TILE] * narrow_clocks * (double)(rows * d->dim_v);
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
     merging += attn_sm90_bits_seconds(d, k, p->device) + attn_sm90_repack_seconds(d, k, p->device) + p->widening;
+    if (k->spans) merging += spans_seconds + (d->flags & ATTN_INTERVALS ? instead_seconds : 0);
     bool few = d->len_q * (d->heads_q / d->heads_kv) <= FEW_ROWS;
     if (few) merging += few_rows_seconds;
     attn_cuda_set_time(p->device, all, merging, &c.base.choice);

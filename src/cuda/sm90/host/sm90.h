@@ -14,6 +14,9 @@
  * bias, which kernels for it alone read by it, and which is never copied: (batch, row, head, key). */
 enum { ATTN_SM90_Q, ATTN_SM90_K, ATTN_SM90_V, ATTN_SM90_GRAD_O, ATTN_SM90_O, ATTN_SM90_BIAS_MAP, ATTN_SM90_TENSORS };
 
+/* Masks by which rows of sequences may differ. */
+enum { ATTN_SM90_OF_SEQUENCES = ATTN_INTERVALS | ATTN_PREFIX | ATTN_CUDA_LENGTHS | ATTN_FIRST_KV | ATTN_POSITIONS };
+
 /* How many are read, but for the bias. */
 static inline int attn_sm90_tensors(const attn_desc *desc)
 {
@@ -25,11 +28,13 @@ typedef struct attn_sm90_plan {
     attn_cuda_plan cuda;
     attn_cuda_params common;            /* complete but for addresses and seeds */
     attn_cuda_fallback_kernel fallback; /* at addresses that TMA does not take */
+    attn_cuda_choice instead;       /* of a variant of spans, with intervals: which computes what is no span; or 0s */
     bool copied[ATTN_SM90_TENSORS]; /* TMA does not take them as they lie: copied into the workspace first; o: never */
-    uint64_t counter, summaries_at, interval_tiles_at, bits_at, bit_tiles_at, copies[ATTN_SM90_TENSORS];
+    uint64_t counter, summaries_at, interval_tiles_at, bits_at, bit_tiles_at, spans_at, flags_at,
+        copies[ATTN_SM90_TENSORS];
     uint64_t ids_at, unfit_at; /* of keys that are widened */
     /* NULL: not needed; variant: the kernel is a fallback kernel */
-    CUfunction variant, summarise, widen_bits, find_bit_tiles, repack, widen, unwidened;
+    CUfunction variant, summarise, find_spans, widen_bits, find_bit_tiles, repack, widen, unwidened;
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
@@ -136,7 +141,27 @@ static inline bool attn_sm90_widens_bits(const attn_desc *desc, const attn_cuda_
     return desc->bits_keys && (kernel->tma || desc->direction == ATTN_BACKWARD);
 }
 
-/* What these take: a launch each, and reading the bits once, or writing them. */
+/* Planes of the spans that a kernel before the variant finds: of intervals, one for each head that has its own, of each
+ * sequence; else one of a sequence where all are alike. */
+static inline int64_t attn_sm90_span_heads(const attn_desc *desc)
+{
+    return desc->flags & ATTN_INTERVALS ? desc->interval_heads : 1;
+}
+
+static inline int64_t attn_sm90_span_batch(const attn_desc *desc)
+{
+    return desc->flags & ATTN_SM90_OF_SEQUENCES ? desc->batch : 1;
+}
+
+/* Blocks that find those of a plane. */
+static inline int64_t attn_sm90_span_blocks(const attn_desc *desc)
+{
+    int64_t most = desc->flags & ATTN_INTERVALS && desc->len_kv > desc->len_q ? desc->len_kv : desc->len_q;
+    int64_t blocks = attn_ceil_div(most, ATTN_SM90_SPAN_ROWS);
+    return blocks < ATTN_SM90_SPAN_BLOCKS ? blocks : ATTN_SM90_SPAN_BLOCKS;
+}
+
+/* What bits take before the variant: a launch each, and reading the bits once, or writing them. */
 double attn_sm90_bits_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);
 
 /* The schedule, and the maps of q, k and v. */
@@ -158,8 +183,11 @@ void attn_sm90_take(const attn_cuda_params *common, attn_sm90_params *params);
 /* Bits of the last keys as bits of all, where the plan has it so: params then have these. */
 attn_status attn_sm90_widen_bits(const attn_cuda_call *call, attn_sm90_params *params);
 
-/* Before a variant: maps at this run's addresses; q, k and v copied; the counter, if any, cleared; bits of the last
- * keys widened; the summaries of intervals and of bits. */
+/* The maps of q, k and v at this run's addresses. */
+attn_status attn_sm90_bind_maps(const attn_cuda_call *call, attn_sm90_params *params);
+
+/* Before a variant: these maps; q, k and v copied; the counter, if any, cleared; bits of the last keys widened; the
+ * summaries of intervals and of bits; spans. */
 attn_status attn_sm90_prepare(const attn_cuda_call *call, attn_sm90_params *params, unsigned *counter);
 
 #endif

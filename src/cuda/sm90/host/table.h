@@ -18,6 +18,7 @@ enum {
     ATTN_SM90_CAUSAL = ATTN_CAUSAL | ATTN_WINDOW | ATTN_CUDA_LENGTHS | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC,
     ATTN_SM90_RANGES = ATTN_SM90_CAUSAL | (ATTN_CUDA_MASKS & ~ATTN_BITS) | ATTN_FIRST_KV | ATTN_POSITIONS,
     ATTN_SM90_RUNS = ATTN_SM90_RANGES & ~ATTN_BLOCKS,
+    ATTN_SM90_SPANS = ATTN_SM90_RUNS & ~ATTN_VARLEN,
     ATTN_SM90_BLOCKS = ATTN_SM90_RANGES & ~ATTN_INTERVALS,
     ATTN_SM90_BITS = (ATTN_SM90_RANGES & ~(ATTN_INTERVALS | ATTN_BLOCKS)) | ATTN_BITS,
     ATTN_SM90_GENERAL = ATTN_SM90_RANGES | ATTN_CUDA_MASKS,
@@ -71,6 +72,7 @@ enum { ATTN_SM90_WIDENS_F16 = ATTN_SM90_WIDENED, ATTN_SM90_WIDENS_BF16 = ATTN_SM
 /* What a problem must ask for, by a row's mask. */
 enum {
     ATTN_SM90_NEEDS_CAUSAL = 0,
+    ATTN_SM90_NEEDS_SPANS = 0,
     ATTN_SM90_NEEDS_RANGES = 0,
     ATTN_SM90_NEEDS_RUNS = 0,
     ATTN_SM90_NEEDS_BLOCKS = ATTN_BLOCKS,
@@ -81,14 +83,27 @@ enum {
 /* By its score: what it always changes. */
 #define ATTN_SM90_ALWAYS(score_) (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_##score_)
 
-/* By both. ALiBi of CAUSAL rows is linear in the key: keys after a row are hidden. */
-#define ATTN_SM90_NEEDS(mask_, score_)                    \
-    (ATTN_SM90_ALWAYS(score_) | ATTN_SM90_NEEDS_##mask_ | \
-     (ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI && ATTN_SM90_##mask_ == ATTN_SM90_CAUSAL ? ATTN_CAUSAL : 0))
+/* A row's mask is SPANS. */
+#define ATTN_SM90_HAS_SPANS(mask_) ((unsigned)ATTN_SM90_##mask_ == ATTN_SM90_SPANS)
 
-/* Bytes of a stage's intervals, where the row's mask has them. */
-#define ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_) \
-    (ATTN_SM90_##mask_ & ATTN_INTERVALS ? (stages_)*ATTN_SM90_INTERVALS(kv_tile_) : 0)
+/* By both. ALiBi of CAUSAL and SPANS rows is linear in the key: keys after a row are hidden. */
+#define ATTN_SM90_NEEDS(mask_, score_)                                                                               \
+    (ATTN_SM90_ALWAYS(score_) | ATTN_SM90_NEEDS_##mask_ |                                                            \
+     (ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI && (ATTN_SM90_##mask_ == ATTN_SM90_CAUSAL || ATTN_SM90_HAS_SPANS(mask_)) \
+          ? ATTN_CAUSAL                                                                                              \
+          : 0))
+
+/* What a row of SPANS takes no part in: keys of a byte, which are widened as far as one variant reads them; with ALiBi
+ * a prefix, whose keys come after a row. */
+#define ATTN_SM90_LACKS(mask_, score_)                                                                                 \
+    (ATTN_SM90_HAS_SPANS(mask_) ? (unsigned)ATTN_SCALES_KV | (ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI ? ATTN_PREFIX : 0) \
+                                : 0)
+
+/* Bytes of the stages' intervals, or spans, where the row's mask has them. */
+#define ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_)                                  \
+    (ATTN_SM90_HAS_SPANS(mask_)           ? (q_stages_)*ATTN_SM90_SPAN_BYTES(q_tile_) + ATTN_SM90_SPAN_ROOM \
+     : ATTN_SM90_##mask_ & ATTN_INTERVALS ? (stages_)*ATTN_SM90_INTERVALS(kv_tile_)                         \
+                                          : 0)
 
 /* What budget.txt says of a row's unit. */
 enum { ATTN_SM90_IS_AHEAD = 0, ATTN_SM90_IS_ASKED = 1 };
@@ -126,23 +141,25 @@ enum {
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,    \
-                  score_, kv_, spills_, made_, ...)                                                                    \
-    {                                                                                                                  \
-        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,        \
-        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_,                                                             \
-        .kv_dtypes = 1u << ATTN_##dtype_ | ATTN_SM90_WIDENS_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_, \
-        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,              \
-        .features = ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_,              \
-        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),            \
-        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                 \
-                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                       \
-                                            ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_))                        \
-                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,  \
-                                       ATTN_SM90_INTERVAL_BYTES(mask_, kv_tile_, stages_)),                            \
-        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {            \
-            __VA_ARGS__                                                                                                \
-        }                                                                                                              \
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,   \
+                  score_, kv_, spills_, made_, ...)                                                                   \
+    {                                                                                                                 \
+        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,       \
+        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_,                                                            \
+        .kv_dtypes = 1u << ATTN_##dtype_ | (ATTN_SM90_HAS_SPANS(mask_) ? 0 : ATTN_SM90_WIDENS_##dtype_), .dim = dim_, \
+        .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,        \
+        .paged = ATTN_SM90_##kv_ != 0, .spans = ATTN_SM90_HAS_SPANS(mask_),                                           \
+        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_) &          \
+                    ~ATTN_SM90_LACKS(mask_, score_),                                                                  \
+        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),           \
+        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                \
+                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                      \
+                                            ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_))       \
+                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, \
+                                       ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_)),           \
+        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {           \
+            __VA_ARGS__                                                                                               \
+        }                                                                                                             \
     }
 
 #define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_, kv_tile_, stages_, spills_, made_, ...)                     \

@@ -1,0 +1,53 @@
+/* SPANS variants: the keys that a row sees lie side by side. A pass before the kernel (around_forward.cu) writes the
+ * span of each row: its first key, and the end of its keys. They come with the Q tile of their rows. */
+#ifndef ATTN_CUDA_SM90_FORWARD_SPANS_H
+#define ATTN_CUDA_SM90_FORWARD_SPANS_H
+
+#include "sm90/common/spans.h"
+#include "sm90/common/work_item.h"
+#include "sm90/forward/config.h"
+#include "sm90/forward/rows.h"
+#include "sm90/forward/shared.h"
+
+/* Some row's keys are no span; run by a warp as a whole. */
+DEVICE bool are_unfit(const attn_sm90_spans *spans)
+{
+    int count = ATTN_SM90_SPAN_FLAGS(spans->batch * spans->heads * spans->blocks) / 16;
+    u32 unfit = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < count; i += 32) {
+        uint4 flags = ((const uint4 *)spans->unfit)[i];
+        unfit |= flags.x | flags.y | flags.z | flags.w;
+    }
+    return __any_sync(~0u, unfit);
+}
+
+/* SPANS: these are none, so the variant behind has the work; it may begin from now on. */
+DEVICE bool leaves_to_next(const attn_sm90_params *p)
+{
+    let_dependents_start();
+    return p->spans.unfit && are_unfit(&p->spans);
+}
+
+/* The variant behind one of SPANS, which has done the work. It began as that one's blocks ended, when spans were long
+ * found, and must not end before it. */
+DEVICE bool is_left_nothing(const attn_sm90_params *p)
+{
+    if (!p->spans.unfit || are_unfit(&p->spans)) return false;
+    wait_for_previous();
+    return true;
+}
+
+/* Those of a stage of Q: two more than its rows, as they begin at an even row. */
+DEVICE int2 *spans_in_stage(const shared *s, int stage)
+{
+    return (int2 *)((char *)s->store + STORAGE_ROOM + stage * config::span_bytes);
+}
+
+/* In memory: those of the item's sequence and head. */
+DEVICE const int2 *spans_of(const attn_sm90_params *p, const work_item *w)
+{
+    return (const int2 *)p->spans.of + span_plane(p, w->batch, w->head) * p->spans.pitch;
+}
+
+#endif
