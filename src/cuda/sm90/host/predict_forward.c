@@ -32,10 +32,11 @@ static const double cut_share = 0.3;     /* [m] of a step besides, where lists h
 static const double list_clocks = 200;   /* [m] of a step, to find the KV tile by lists; but of gathering kernels */
 static const double interval_clocks = 5; /* [m] of a key of a step, where each row has its own ends of keys, */
 static const double interval_tile_clocks = 5500; /* [m] and of a tile: they are loaded, and cut most of its KV tiles */
-static const double narrow_clocks = 2;    /* [m] of an output that goes to an address or by strides that TMA refuses */
-static const double spans_seconds = 4e-6; /* [m] to find spans, partly beside the start of the variant */
-static const double instead_seconds = 6e-6; /* [m] with intervals: of the variant behind it, which has no work */
-static const double tail_seconds = 25e-6;   /* a split last wave, measured: its f32 results, stored beside nothing */
+static const double narrow_clocks = 2; /* [m] of an output that goes to an address or by strides that TMA refuses */
+static const double straddling_clocks = 8500; /* [m] of a tile whose rows may be of two documents */
+static const double spans_seconds = 4e-6;     /* [m] to find spans, partly beside the start of the variant */
+static const double instead_seconds = 6e-6;   /* [m] with intervals: of the variant behind it, which has no work */
+static const double tail_seconds = 25e-6;     /* a split last wave, measured: its f32 results, stored beside nothing */
 
 enum { FEW_ROWS = 16 };
 
@@ -173,7 +174,8 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     if (d->flags & ATTN_BLOCKS && d->visible_share > 0) row_pairs /= (double)d->visible_share; /* listed_steps has it */
     double spread = attn_cuda_spread_share(d);
     row_pairs /= spread;
-    double edge = row_pairs < (double)d->len_kv ? edge_keys(d, rows, k->kv_tile) : 0;
+    int64_t edge_rows = k->spans ? ATTN_SM90_WARPGROUP_ROWS : rows; /* a warpgroup passes by what others see */
+    double edge = row_pairs < (double)d->len_kv ? edge_keys(d, edge_rows, k->kv_tile) : 0;
     double whole = ceil((double)d->len_kv / k->kv_tile), steps = min_of(whole, (row_pairs + edge) / k->kv_tile);
     bool uneven = edge > 0; /* tiles differ: handed out longest first, they end soon after one another */
     steps = (uneven ? steps : whole) * listed_steps(d, k, rows);
@@ -193,7 +195,9 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     count[ATTN_PER_EDGE] = uneven ? count[ATTN_PER_TILE] : 0;
     count[ATTN_PER_RUN] = 1;
     double all = d->flags & ATTN_BLOCKS && !attn_cuda_gathers(k) ? count[ATTN_PER_STEP] * list_clocks : 0;
-    if (d->flags & ATTN_INTERVALS && !k->spans)
+    if (d->flags & ATTN_INTERVALS && k->spans)
+        all += count[ATTN_PER_TILE] * straddling_clocks;
+    else if (d->flags & ATTN_INTERVALS)
         all += count[ATTN_PER_STEP] * k->kv_tile * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
     if (!attn_sm90_tma_takes(d, ATTN_SM90_O)) all += count[ATTN_PER_TILE] * narrow_clocks * (double)(rows * d->dim_v);
     for (int i = 0; i < ATTN_CONSTANTS; i++)
