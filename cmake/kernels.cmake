@@ -2,6 +2,8 @@
 # Sources of another architecture are left out; the table then holds no operations for them. Under sanitizers kernels
 # are compiled with -O1 and without two checks of pointers that make it take many minutes (ASan and guard pages see the
 # accesses themselves), for fuzzers without UBSan, which would take as long: the tests run under it.
+set(ATTN_KERNEL_LEVEL "$ENV{ATTN_KERNEL_LEVEL}" CACHE STRING
+  "In place of the kernels' -O3: -O0 where it is enough that they compile and are right, in a tenth of the time")
 function(attn_kernel_sources result)
   set(table ${CMAKE_CURRENT_SOURCE_DIR}/src/cpu/kernels.def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -12,6 +14,9 @@ function(attn_kernel_sources result)
     endif()
     set(source ${CMAKE_CURRENT_SOURCE_DIR}/${CMAKE_MATCH_2})
     separate_arguments(flags UNIX_COMMAND "${CMAKE_MATCH_3}")
+    if(ATTN_KERNEL_LEVEL)
+      list(TRANSFORM flags REPLACE "^-O3$" "${ATTN_KERNEL_LEVEL}")
+    endif()
     if(instruments)
       list(TRANSFORM flags REPLACE "^-O3$" "-O1")
       if(ATTN_FUZZ)

@@ -8,16 +8,19 @@
  * The scores' greatest (or the sink) is taken out before the exponential. NaN stays NaN;
  * a hidden key is not read, while a visible one counts even at probability 0 (0 times infinity is NaN). */
 
-/* `n` neighbouring elements from `at` on. */
+/* `n` neighbouring elements from `at` on: a loop a type, or finding out the type would take longer than all that is
+ * done with them. */
 static void fn(load)(attn_dtype dtype, const void *base, int64_t at, int64_t n, real *to)
 {
-    if (dtype == ATTN_F64) {
-        for (int64_t i = 0; i < n; i++)
-            to[i] = (real)((const double *)base)[at + i];
+    switch (dtype) {
+#define LOAD(type, name, bytes, mantissa, sums, on_gpu)         \
+    case type:                                                  \
+        for (int64_t i = 0; i < n; i++)                         \
+            to[i] = (real)attn_load_double(type, base, at + i); \
         return;
+        ATTN_DTYPE_LIST(LOAD)
+#undef LOAD
     }
-    for (int64_t i = 0; i < n; i++)
-        to[i] = (real)attn_load_scalar(dtype, base, at + i);
 }
 
 /* Element i of what attn_args declares as float. */

@@ -368,6 +368,20 @@ add_bytes(float (*sums)[256], const float (*left)[256], const float (*right)[256
     }
 }
 
+/* A lane's sums, four by four: two columns of its row, and of the row 8 further. */
+static void move_sums(const product *p, int lane, float (*sums)[256], bool in)
+{
+    float *own = p->sums[lane], *line = &sums[row_of(lane, 0)][column_of(lane, 0)];
+    for (int i = 0; i < p->n / 2; i += 4)
+        for (int j = 0; j < 4; j++) {
+            float *place = line + j / 2 * 8 * 256 + 2 * i + j % 2;
+            if (in)
+                *place = p->keep ? own[i + j] : 0;
+            else
+                own[i + j] = *place;
+        }
+}
+
 static void multiply(block *b, const product *p)
 {
     static float left[32][256], right[32][256], sums[64][256];
@@ -387,16 +401,14 @@ static void multiply(block *b, const product *p)
         for (int i = 0; i < 8 && !bytes && p->form & GPU_A_REGISTERS; i++)
             left[column_of(lane, i)][row_of(lane, i)] =
                 to_float(p->dtype, (uint16_t)(p->words[lane][i / 2] >> i % 2 * 16));
-        for (int i = 0; i < p->n / 2; i++)
-            sums[row_of(lane, i)][column_of(lane, i)] = p->keep ? p->sums[lane][i] : 0;
+        move_sums(p, lane, sums, true);
     }
     if (bytes)
         add_bytes(sums, left, right, p->n);
     else
         add_products(sums, left, right, p->n);
     for (int lane = 0; lane < GROUP_LANES; lane++)
-        for (int i = 0; i < p->n / 2; i++)
-            p->sums[lane][i] = sums[row_of(lane, i)][column_of(lane, i)];
+        move_sums(p, lane, sums, false);
 }
 
 static void multiply_until(block *b, group *g, uint64_t end)

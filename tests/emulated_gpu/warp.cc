@@ -32,11 +32,16 @@ void gpu_warp_product(int dtype, float *sums, const uint32_t *a, const uint32_t 
     const uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
     lane_words words = exchange(GPU_MULTIPLY, mine, 6);
     int group = running->place.lane / 4, four = running->place.lane % 4;
-    for (int i = 0; i < 4; i++)
+    float rows[2][16], columns[2][16];
+    for (int i = 0; i < 2; i++)
         for (int k = 0; k < 16; k++) {
-            const uint32_t *left = words[4 * group + k % 8 / 2], *right = words[4 * (2 * four + i % 2) + k % 8 / 2];
-            sums[i] += element(dtype, left[i / 2 + k / 8 * 2], k % 2) * element(dtype, right[4 + k / 8], k % 2);
+            const uint32_t *left = words[4 * group + k % 8 / 2], *right = words[4 * (2 * four + i) + k % 8 / 2];
+            rows[i][k] = element(dtype, left[i + k / 8 * 2], k % 2);
+            columns[i][k] = element(dtype, right[4 + k / 8], k % 2);
         }
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++)
+            sums[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 
 /* Lane 8m + r names row r of matrix m; lane 4c + i gets rows 2i, 2i + 1 of column c. As where matrices are not

@@ -264,7 +264,7 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned option
     if (!current) return INVALID_CONTEXT;
     *module = calloc(1, sizeof **module);
     (*module)->context = current;
-    if (memcmp(image, "fake cubin", 10) == 0) {
+    if (strncmp(image, "fake cubin", 10) == 0) {
         const char *name = strstr(image, "-DATTN_NAME=");
         const char *stem = strstr(image, "-DATTN_CLUSTER=")  ? "attn_sm90_backward_"
                            : strstr(image, "-DATTN_Q_TILE=") ? "attn_sm90_"

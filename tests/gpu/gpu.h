@@ -10,6 +10,7 @@ enum { WATCHDOG_SECONDS = 120 }; /* of alarm(), around what runs on the GPU */
 extern int failures, checks;
 extern char watched[400]; /* what the watchdog says that hangs */
 extern const attn_cuda_driver *driver;
+extern check_by reference_by; /* what computes the reference: of problems that are not small the GPU, where it can */
 
 /* Counts a check. The first that fail are shown. */
 __attribute__((format(printf, 2, 3))) void result(bool right, const char *format, ...);

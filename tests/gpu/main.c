@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "check/gpu/launch.h"
 #include "device/device.h"
 #include "cuda/load.h"
 #include "gpu.h"
@@ -24,6 +25,7 @@ enum { FAILURES_SHOWN = 10 };
 int failures, checks;
 char watched[400] = "a kernel";
 const attn_cuda_driver *driver;
+check_by reference_by = CHECK_BY_CPU;
 
 void result(bool right, const char *format, ...)
 {
@@ -63,6 +65,7 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     result(!attn_machine_use("h200"), "%s", attn_error()); /* plans, and so what is tested, are alike on all GPUs */
     driver = &attn_cuda_machine_get()->driver;
+    if (check_gpu_open() == ATTN_OK) reference_by = CHECK_BY_GPU_LARGE;
     signal(SIGALRM, bark);
     if (caches || (part == 1 && repeat > 0 && !only[0])) {
         operations_on_pages(), paged_keys(), merges(), pages_alike();

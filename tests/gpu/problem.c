@@ -28,6 +28,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     char name[CHECK_NAME];
     attn_plan *plan;
     attn_plan_info info = { .splits = 0 };
+    options.by = reference_by;
     desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
     if (!desc.kv_dtype) desc.kv_dtype = attn_cuda_kv_dtype(k);
     if (!desc.kv_dtype && k->kv_dtypes >> ATTN_I8 & 1 && k->tma &&
