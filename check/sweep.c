@@ -314,6 +314,9 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     if (gone & ATTN_DROPOUT) d->dropout_p = 0;
     if (gone & ATTN_BIAS) leave_out_bias(d);
     check_problem_add(d, kernel->needs & ~d->flags);
+    bool four = d->flags & ATTN_INTERVALS && d->interval_vectors == 4; /* which ATTN_CAUSAL does not take */
+    if (four && d->flags & ATTN_CAUSAL)
+        d->flags &= ~(uint32_t)ATTN_INTERVALS, d->interval_vectors = d->interval_heads = 0;
 }
 
 /* Pages that a kernel of paged keys reads, of heads that lie at multiples of 16 bytes. */

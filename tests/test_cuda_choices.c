@@ -150,6 +150,29 @@ static void first_keys_and_positions_take_kernels_of_ranges(void **state)
     end_context(context);
 }
 
+/* Of rows whose keys lie side by side; where the device is to find whether they do, another kernel is there for them.
+ */
+static void keys_side_by_side_are_spans(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = { ATTN_CHUNK,     ATTN_PREFIX,    ATTN_FIRST_KV,
+                                      ATTN_POSITIONS, ATTN_INTERVALS, ATTN_PREFIX | ATTN_WINDOW };
+    CUcontext context = fresh_context(0);
+    for (int i = 0; i < COUNT(flags) * 3; i++) {
+        attn_desc desc = small();
+        desc.flags = flags[i / 3] | ATTN_CAUSAL, desc.dim_qk = desc.dim_v = 64 << i % 3;
+        desc.len_q = desc.len_kv = 4096, desc.heads_q = desc.heads_kv = 16;
+        if (desc.flags & ATTN_CHUNK) desc.chunk = 1024;
+        if (desc.flags & ATTN_WINDOW) desc.window_left = 512;
+        if (desc.flags & ATTN_INTERVALS) desc.interval_vectors = 1, desc.interval_heads = 1;
+        bool gap = desc.flags & ATTN_WINDOW;
+        if (!strstr(info_of(&desc).kernel, "_spans") != gap) fail_msg("%s for 0x%x", info_of(&desc).kernel, desc.flags);
+        expect_words(&desc, "spans      a pass finds the first and the last key of each row\n", !gap);
+        expect_words(&desc, "computes all, as the device finds", desc.flags & ATTN_INTERVALS);
+    }
+    end_context(context);
+}
+
 /* Two changes, or one and a mask beyond causal, have kernels of their own, of each head dim: no plan takes one that
  * changes scores as flags say. */
 static void two_changes_take_their_own_kernels(void **state)
@@ -164,7 +187,7 @@ static void two_changes_take_their_own_kernels(void **state)
         { ATTN_CAUSAL | ATTN_SOFTCAP | ATTN_ALIBI, "_softcap_alibi", "_softcap_alibi" },
         { ATTN_BIAS | ATTN_DROPOUT, "_bias_dropout", "_bias_dropout" },
         { ATTN_CAUSAL | ATTN_INTERVALS | ATTN_DROPOUT, "_ranges_dropout", "_ranges_dropout" },
-        { ATTN_CAUSAL | ATTN_INTERVALS | ATTN_SOFTCAP, "_ranges_softcap", "_ranges_softcap" },
+        { ATTN_CAUSAL | ATTN_INTERVALS | ATTN_SOFTCAP, "_softcap", "_ranges_softcap" }, /* of spans, or of ranges */
         { ATTN_ALIBI, "_ranges_alibi", "_ranges_alibi" }, /* rows see keys on both sides */
         { ATTN_BIAS | ATTN_INTERVALS, "_ranges_bias", "_ranges_bias" },
         { ATTN_BITS | ATTN_DROPOUT, "_bits_dropout", "_masks_dropout" },
@@ -393,6 +416,7 @@ int main(void)
         cmocka_unit_test(pages_find_their_kernels),
         cmocka_unit_test(keys_pass_through_l2),
         cmocka_unit_test(first_keys_and_positions_take_kernels_of_ranges),
+        cmocka_unit_test(keys_side_by_side_are_spans),
         cmocka_unit_test(two_changes_take_their_own_kernels),
         cmocka_unit_test(small_blocks_are_gathered),
         cmocka_unit_test(other_addresses_are_planned),

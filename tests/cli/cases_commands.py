@@ -174,7 +174,7 @@ def kernels_of_gpus(place):
         words = {word for word in ("softcap", "alibi", "bias", "dropout") if "_" + word in kernel["name"]}
         check({change.lower() for change in changes} == words, kernel)
         check(set(kernel["needs"]) <= set(kernel["features"]), kernel)
-        alone = len(words) < 2 and not any("_" + mask + "_" in kernel["name"] for mask in ("ranges", "bits", "masks"))
+        alone = len(words) < 2 and not any("_" + mask + "_" in kernel["name"] for mask in ("spans", "ranges", "bits", "masks"))
         check(kernel["asked"] <= ("f16" == kernel["dtype"] or not alone), kernel)
 
 

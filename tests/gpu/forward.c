@@ -11,6 +11,7 @@ static void overflows(const attn_cuda_kernel *k)
     static const uint32_t flags[] = { 0, ATTN_CAUSAL, ATTN_VARLEN };
     for (int i = 0; i < 3; i++) {
         attn_desc desc = { .flags = flags[i], .batch = 2, .heads_q = 4, .heads_kv = 2, .len_q = 3 * k->q_tile + 1 };
+        if (flags[i] & ~k->features) continue;
         desc.len_kv = desc.len_q + 3 * k->kv_tile, desc.scale = 8 / sqrtf((float)k->dim);
         if (flags[i] == ATTN_VARLEN) desc.total_q = 2 * desc.len_q, desc.total_kv = 2 * desc.len_kv;
         check_kernel(k, desc, (check_options){ .data = CHECK_DESCENDING, .seed = 4 }, false);
@@ -88,5 +89,5 @@ void forward_tiles(const attn_cuda_kernel *k)
 {
     overflows(k);
     if (k->needs & ATTN_BIAS) low_biases(k), lowest_biases(k);
-    if (!k->paged) last_waves(k); /* lengths of pages differ: so do Q tiles */
+    if (!k->paged && !k->spans) last_waves(k); /* lengths of pages differ, and spans: so do Q tiles */
 }

@@ -38,6 +38,9 @@ void lengths(const attn_cuda_kernel *k);
  * at once: kernels that take them. */
 void bits_and_lists(const attn_cuda_kernel *k);
 
+/* Masks that leave rows keys side by side, and intervals that do not: kernels of spans (spans.c). */
+void masks_of_spans(const attn_cuda_kernel *k);
+
 /* Tensors that are copied first: 2 to 14 bytes beside multiples of 16, some in rows of no whole 16 bytes. */
 void odd_addresses(const attn_cuda_kernel *k);
 

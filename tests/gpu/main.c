@@ -98,6 +98,7 @@ int main(int argc, char **argv)
         }
         lengths(k);
         bits_and_lists(k);
+        masks_of_spans(k);
         odd_addresses(k);
         scales_of_keys(k);
         windows_of_bytes(k);

@@ -3,7 +3,6 @@
 #ifndef ATTN_CUDA_SM90_FORWARD_SPANS_H
 #define ATTN_CUDA_SM90_FORWARD_SPANS_H
 
-#include "sm90/common/spans.h"
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/rows.h"
@@ -47,7 +46,10 @@ DEVICE int2 *spans_in_stage(const shared *s, int stage)
 /* In memory: those of the item's sequence and head. */
 DEVICE const int2 *spans_of(const attn_sm90_params *p, const work_item *w)
 {
-    return (const int2 *)p->spans.of + span_plane(p, w->batch, w->head) * p->spans.pitch;
+    const attn_sm90_spans *s = &p->spans;
+    long long plane = (long long)(s->batch == 1 ? 0 : w->batch) * s->heads +
+                      (s->heads == 1 ? 0 : w->head / (p->shape.heads_q / p->shape.heads_kv));
+    return (const int2 *)s->of + plane * s->pitch;
 }
 
 #endif
