@@ -524,6 +524,12 @@ void check_problem_fit_bias(attn_desc *desc)
     memcpy(desc->bias_extent, extent, sizeof extent), memcpy(desc->bias_stride, stride, sizeof stride);
 }
 
+void check_problem_fit_ranges(const attn_cuda_kernel *k, attn_desc *d)
+{
+    if (!attn_cuda_takes_ranges(k, d)) d->flags &= ~(uint32_t)ATTN_CHUNK, d->chunk = 0;
+    if (!attn_cuda_takes_ranges(k, d)) d->flags &= ~(uint32_t)ATTN_WINDOW, d->window_left = d->window_right = 0;
+}
+
 void check_problem_even_blocks(attn_desc *desc)
 {
     desc->block_rows = attn_ceil_div(desc->block_rows, 64) * 64;

@@ -11,6 +11,7 @@
 #include "attn.h"
 #include "check/buffer.h"
 #include "check/random.h"
+#include "cuda/kernel.h"
 
 /* X(enumerator, name) */
 #define CHECK_DATA_LIST(X)                                                   \
@@ -132,6 +133,9 @@ void check_problem_add(attn_desc *desc, uint32_t flags);
 
 /* Gives it a bias as GPU kernels for a bias alone take it (attn_cuda_bias_is_even), in place of one that it has. */
 void check_problem_fit_bias(attn_desc *desc);
+
+/* Leaves out a chunk, or else a window, beside which a GPU kernel does not take the other ranges. */
+void check_problem_fit_ranges(const attn_cuda_kernel *kernel, attn_desc *desc);
 
 /* Block lists whose blocks are as large as GPU kernels without bits take them (attn_cuda_takes_lists). */
 void check_problem_even_blocks(attn_desc *desc);

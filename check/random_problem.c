@@ -503,8 +503,7 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
     d->flags &= t->features;
     check_problem_add(d, t->needs & ~d->flags);
-    if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) d->flags &= ~(uint32_t)ATTN_CHUNK;
-    if (t->cuda && !attn_cuda_takes_ranges(t->cuda, d)) d->flags &= ~(uint32_t)ATTN_WINDOW;
+    if (t->cuda) check_problem_fit_ranges(t->cuda, d);
     if (t->cuda && !attn_cuda_takes_lists(t->cuda, d)) check_problem_even_blocks(d);
     d->dim_v = dim_v_of(d);
     if (d->dim_qk > t->dim) d->dim_qk = 1 + d->dim_qk % t->dim;

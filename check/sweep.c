@@ -297,8 +297,7 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
     uint32_t gone = d->flags & ~kernel->features;
     d->dtype = kernel->dtype, d->kv_dtype = attn_cuda_kv_dtype(kernel);
     d->flags &= kernel->features;
-    if (!attn_cuda_takes_ranges(kernel, d)) d->flags &= ~(uint32_t)ATTN_CHUNK, d->chunk = 0;
-    if (!attn_cuda_takes_ranges(kernel, d)) d->flags &= ~(uint32_t)ATTN_WINDOW, d->window_left = d->window_right = 0;
+    check_problem_fit_ranges(kernel, d);
     if (!attn_cuda_takes_lists(kernel, d)) check_problem_even_blocks(d);
     if (d->dim_qk > kernel->dim) d->dim_qk = 1 + d->dim_qk % kernel->dim;
     if (d->dim_v > kernel->dim_v) d->dim_v = 1 + d->dim_v % kernel->dim_v;

@@ -311,7 +311,7 @@ def main(run: Run) -> None:
     few = copy.deepcopy(config)
     few.num_hidden_layers = min(FEW_LAYERS, config.num_hidden_layers)
 
-    @functools.lru_cache(None)  # those that no case wants are not made
+    @functools.lru_cache(None)  # made when a case first wants them
     def models(kind: str) -> Dict[str, Any]:
         return {name: build(config if kind == "dynamic" else few, implementation, run.device, run.dtype).eval()
                 for name, implementation in NAMES.items()}

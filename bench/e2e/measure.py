@@ -168,8 +168,8 @@ def turns(run: Run, subjects: Dict[str, Callable[[], Any]], rounds: Optional[int
 def compare(run: Run, case: str, subjects: Dict[str, Callable[[], Any]], tokens: float = 0,
             rounds: Optional[int] = None, more: Optional[Dict[str, Dict[str, Any]]] = None,
             against: Optional[Dict[str, str]] = None, shown: Optional[Sequence[str]] = None, **of: Any) -> None:
-    """Times the subjects in turns and adds a row for each, or for those of `shown`: its median, and the interval of its
-    time over libattn's, or over that of the subject that `against` names."""
+    """Times the subjects in turns and adds rows: of all, or of those that `shown` names. A row has the subject's median,
+    and the interval of its time over libattn's (or over that of the subject that `against` names)."""
     times = turns(run, subjects, rounds)
     for name in subjects if shown is None else shown:
         taken = times[name]

@@ -66,8 +66,8 @@ typedef struct attn_cuda_kernel {
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
-/* Whether a kernel takes a problem's ranges: those for many rows find no start of a chunk of positions; those of spans
- * have no gap between a prefix and what a row sees besides. */
+/* Whether a kernel takes a problem's ranges. Kernels for many rows do not find where a chunk of positions starts.
+ * Kernels of spans take no gap between a prefix and a window or chunk. */
 static inline bool attn_cuda_takes_ranges(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
     if (kernel->spans && desc->flags & ATTN_PREFIX && desc->flags & (ATTN_WINDOW | ATTN_CHUNK)) return false;

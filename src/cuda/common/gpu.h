@@ -20,19 +20,21 @@ typedef unsigned long long u64;
 
 enum { F32 = 1, F16 = 2, BF16 = 3, E4M3 = 5, I8 = 7 }; /* attn_dtype */
 
-/* ---- arithmetic ---------------------------------------------------------------------------- */
+/* ---- launches beside one another ----------------------------------------------------------- */
 
-/* The next kernel, if it was launched to do so, may begin as this one's blocks end, or wait for their end. */
+/* A kernel that was launched to begin early may do so from now on, as far as this one's blocks leave room. */
 DEVICE void let_dependents_start()
 {
     asm volatile("griddepcontrol.launch_dependents;");
 }
 
-/* Until the kernel before has ended, if this one was launched to begin before that. */
+/* Of a kernel that was launched to begin early: until the one before has ended. */
 DEVICE void wait_for_previous()
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+
+/* ---- arithmetic ---------------------------------------------------------------------------- */
 
 DEVICE float exp2_approx(float x)
 {

@@ -142,8 +142,9 @@ struct spans_writer {
         spans[row].y = min(ranged_span(p, &w, row).y, key);
     }
 
-    /* The first key that a row sees is the first whose rows end after it, the end of its keys the first whose rows
-     * begin after it, where both ascend with the keys. Rows before those of key 0, and after those of the last. */
+    /* Each key leaves a run of rows; both ends of the runs ascend with the keys. So a row's first key is the first one
+     * whose run ends after the row, and the end of its keys is the first one whose run begins after it. Here: rows for
+     * which that is key 0, or no key. */
     INLINE void write_outer(int row) const
     {
         rows_left first = left(0), last = left(w.len_kv - 1);
@@ -151,8 +152,7 @@ struct spans_writer {
         if (row < first.first || row >= last.first) end(row, row < first.first ? 0 : w.len_kv);
     }
 
-    /* And rows between those of the key before and those of the thread's, if it has one: their first key, or the end
-     * of their keys, is this. The warp as a whole does what is long. */
+    /* Rows [first, end_row), for which it is the thread's key. The warp writes long runs of rows together. */
     template <bool starts> INLINE void write_between(int first, int end_row, int key) const
     {
         const int few = 4;
@@ -191,8 +191,8 @@ DEVICE void flag_unfit(const attn_sm90_params *p, int flag, bool fits)
     if (threadIdx.x == 0) p->spans.unfit[flag] = !fits;
 }
 
-/* A block takes as many rows and keys as it has threads, then those of the next turn. With intervals the blocks before
- * these summarise them, and each of these has a flag, that it found rows whose keys are no span. */
+/* A thread takes a row and a key at a time. With intervals there are more blocks, which come first and summarise them;
+ * and each of the others has a flag: it found rows whose keys are no span. */
 extern "C" __global__ void __launch_bounds__(ATTN_SM90_SPAN_ROWS, 1)
     attn_sm90_find_spans(const __grid_constant__ attn_sm90_params params)
 {

@@ -45,7 +45,7 @@ DEVICE void skip_to_first_tile(const shared *s, consumer *c)
     }
 }
 
-/* Passes by stages of which the warpgroup wants neither K nor V. */
+/* Waits for `count` stages and releases them: the warpgroup uses neither their K nor their V. */
 DEVICE void pass_by(const shared *s, consumer *c, int count)
 {
 #pragma unroll 1

@@ -94,8 +94,8 @@ struct storage : order_ring, transpose_members {
 enum { STORAGE_ROOM = 1024 + config::span_room }; /* that ATTN_SM90_SMEM has for it */
 static_assert(sizeof(storage) <= STORAGE_ROOM, "storage fits its room");
 
-/* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, output, storage; and storage, behind which
- * are the stages of intervals, or those of spans. */
+/* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, output, storage; and storage. Behind it
+ * lie the intervals of the stages of K, or the spans of the stages of Q. */
 struct shared {
     u32 q, kv, raw, o, at;
     storage *store;

@@ -37,13 +37,13 @@ DEVICE bool is_left_nothing(const attn_sm90_params *p)
     return true;
 }
 
-/* Those of a stage of Q: two more than its rows, as they begin at an even row. */
+/* The spans that came with a stage of Q: of two rows more than it has, since they begin at an even row. */
 DEVICE int2 *spans_in_stage(const shared *s, int stage)
 {
     return (int2 *)((char *)s->store + STORAGE_ROOM + stage * config::span_bytes);
 }
 
-/* In memory: those of the item's sequence and head. */
+/* The spans of the item's sequence and head, in memory. */
 DEVICE const int2 *spans_of(const attn_sm90_params *p, const work_item *w)
 {
     const attn_sm90_spans *s = &p->spans;

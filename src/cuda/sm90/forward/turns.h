@@ -42,7 +42,7 @@ DEVICE void skip_tiles_and_turns(const shared *s, consumer *c, int count)
     }
 }
 
-/* `count` of them, before each of which another tile came, and after that a turn. */
+/* `count` of them, which come last: each has its turn before it. */
 DEVICE void pass_tiles_and_turns(const shared *s, consumer *c, int count)
 {
 #pragma unroll 1

@@ -16,7 +16,8 @@ typedef struct forward_plan {
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-/* A variant of spans does not take all intervals: the best of those that do, which then computes the problem. */
+/* A variant of spans does not take all intervals: the best of those that do, which then computes the problem. best:
+ * NULL: whether there is one. */
 static bool find_instead(const attn_cuda_problem *of, const attn_cuda_kernel *spans, attn_sm90_forward_choice *best)
 {
     int count;
@@ -25,16 +26,17 @@ static bool find_instead(const attn_cuda_problem *of, const attn_cuda_kernel *sp
     attn_override(&one, ATTN_STRATEGY_SPLIT_KV, 1);
     attn_tiles tiles = { .overrides = &one };
     attn_cuda_problem problem = { of->desc, of->device, of->pairs, &tiles };
-    best->base.kernel = NULL;
+    if (best) best->base.kernel = NULL;
     for (int i = 0; i < count; i++) {
         attn_sm90_forward_choice c;
         const attn_cuda_kernel *k = &kernels[i];
         bool takes = k->arch == spans->arch && k->form == ATTN_CUDA_FORWARD && !k->spans &&
                      !attn_cuda_obstacle(k, of->desc) && attn_cuda_can_load(k);
         if (!takes || !attn_sm90_cost_forward(&problem, k, &c)) continue;
+        if (!best) return true;
         if (!best->base.kernel || c.base.choice.seconds < best->base.choice.seconds) *best = c;
     }
-    return best->base.kernel != NULL;
+    return best && best->base.kernel;
 }
 
 static bool wants_instead(const attn_desc *d, const attn_cuda_kernel *k)
@@ -44,10 +46,10 @@ static bool wants_instead(const attn_desc *d, const attn_cuda_kernel *k)
 
 static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel, attn_cuda_choice *choice)
 {
-    attn_sm90_forward_choice c, instead;
+    attn_sm90_forward_choice c;
     bool can = attn_sm90_cost_forward(problem, kernel, &c);
     *choice = c.base;
-    if (!can || !wants_instead(problem->desc, kernel) || find_instead(problem, kernel, &instead)) return can;
+    if (!can || !wants_instead(problem->desc, kernel) || find_instead(problem, kernel, NULL)) return can;
     choice->why_not = "no variant is there for intervals that are no spans";
     return false;
 }
