@@ -89,6 +89,7 @@ DEVICE bool named_all(int id, int threads, bool holds)
 
 DEVICE void fence_async(void)
 {
+    gpu_fence_async();
 }
 
 #define REGISTERS_DROP(count)
@@ -144,7 +145,7 @@ DEVICE void store_shared_words(u32 address, const u32 *x)
 
 DEVICE void load_shared_words(u32 address, u32 *x)
 {
-    memcpy(x, gpu_at(address, 16, 16), 16);
+    memcpy(x, gpu_load(address, 16), 16);
 }
 
 DEVICE void store_zeros(u32 address)
@@ -159,7 +160,7 @@ DEVICE void store_words(u64 to, const u32 *x)
 
 DEVICE float4 load_shared_floats(u32 address)
 {
-    return *(float4 *)gpu_at(address, 16, 16);
+    return *(const float4 *)gpu_load(address, 16);
 }
 
 DEVICE void store_shared_floats(u32 address, const float *x)
@@ -394,7 +395,7 @@ DEVICE void ldmatrix_x4_trans(u32 out[4], u32 address)
 DEVICE float2 load_shared_pair(u32 address)
 {
     float2 x;
-    memcpy(&x, gpu_at(address, 8, 8), 8);
+    memcpy(&x, gpu_load(address, 8), 8);
     return x;
 }
 

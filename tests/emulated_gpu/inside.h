@@ -24,9 +24,10 @@ struct thread {
     warp *crew;
     uint32_t result; /* of the collective operation that it waits in */
     bool yielded;
-    uint32_t exchanges;    /* of words with its warp */
-    uint32_t copy_groups;  /* committed */
-    uint64_t asleep_until; /* turn; the lane by itself */
+    uint32_t exchanges;          /* of words with its warp */
+    uint32_t copy_groups;        /* committed */
+    uint64_t asleep_until;       /* turn; the lane by itself */
+    std::vector<uint32_t> loads; /* of 16 bytes each, neither fenced nor followed by a product */
     const char *waits_for;
     uint32_t waits_at;
     fiber *on;

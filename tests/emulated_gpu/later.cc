@@ -21,8 +21,8 @@ struct later {
     int at[4];
     std::vector<unsigned char> data; /* SEND; from STORE on: what was read already */
     fake_map map;
-    uint64_t due;    /* turn */
-    uint64_t number; /* in the order in which they were asked for; COPY: its group */
+    uint64_t due;       /* turn */
+    uint64_t number;    /* in the order in which they were asked for; COPY: its group */
     uint32_t whole = 0; /* COPY: bytes that are written */
 };
 
@@ -94,14 +94,25 @@ static void add(const later *l)
         sums[i] += x[i];
 }
 
+/* Copies to shared memory must not overtake loads from there. */
+static void check_loads(const later *l, const block *b)
+{
+    for (const thread &t : b->threads)
+        for (uint32_t at : t.loads)
+            if (at - l->to < l->bytes)
+                die("a copy comes to %u where thread %u loads, which has not fenced", at, t.place.thread.x);
+}
+
 static void perform(const later *l)
 {
     block *b = l->by->home;
     switch (l->kind) {
     case TENSOR:
+        check_loads(l, b);
         copy_tensor(l);
         break;
     case BULK:
+        check_loads(l, b);
         memcpy(memory_at(b, l->to, l->bytes, 16), l->from, l->bytes);
         break;
     case SEND:
@@ -422,6 +433,7 @@ static void multiply_until(block *b, group *g, uint64_t end)
 
 void gpu_product(int form, int dtype, int n, float *sums, uint64_t a, const uint32_t *words, uint64_t b, int keep)
 {
+    gpu_fence_async();
     group *g = group_of(running);
     int lane = group_lane(running);
     size_t at = g->issued[lane]++ - g->done;
@@ -488,6 +500,6 @@ void gpu_load_matrices(uint32_t address, uint32_t *words)
     int lane = running->place.lane;
     for (int m = 0; m < 4; m++) {
         uint32_t row = gpu_warp(GPU_SHUFFLE, address, 8 * m + lane / 4);
-        memcpy(&words[m], gpu_at(row + (uint32_t)lane % 4 * 4, 4, 4), 4);
+        memcpy(&words[m], gpu_load(row + (uint32_t)lane % 4 * 4, 4), 4);
     }
 }

@@ -380,6 +380,17 @@ void *gpu_at(uint32_t address, uint32_t bytes, uint32_t aligned)
     return memory_at(running->home, address, bytes, aligned);
 }
 
+const void *gpu_load(uint32_t address, uint32_t bytes)
+{
+    running->loads.push_back(address);
+    return gpu_at(address, bytes, bytes);
+}
+
+void gpu_fence_async(void)
+{
+    running->loads.clear();
+}
+
 unsigned char *gpu_shared_memory(void)
 {
     return running->home->memory + running->home->base;

@@ -5,10 +5,12 @@
  * is drawn at random, and now and then one is kept waiting for a long while, or a block begins when another one has
  * ended, so that orders come up that hardware rarely shows. What hardware does asynchronously happens at random between
  * the earliest and the latest moment that it may: copies, in any order, until who waits for them cannot go on without;
- * products at their commit or at the wait for them. Memory is sequentially consistent: missing fences are not found.
+ * products at their commit or at the wait for them. Memory is sequentially consistent: of missing fences only those are
+ * found after which TMA might overtake an ordinary load.
  *
  * What a kernel must not do ends the process with a message: lanes of a warp, or warps of a warpgroup, at different
- * collective operations, too many arrivals at a barrier, addresses outside shared memory, threads that all wait.
+ * collective operations, too many arrivals at a barrier, addresses outside shared memory, threads that all wait, copies
+ * by TMA to where a thread has loaded by ordinary instructions, without a fence or a product since.
  *
  * EMULATED_GPU_SEED: other orders; each launch has its own. One launch at a time; blocks with dynamic shared memory are
  * all resident. */
@@ -74,6 +76,8 @@ void gpu_yield(void);
 unsigned char *gpu_shared_memory(void);
 uint32_t gpu_shared_address(const void *pointer);
 void *gpu_at(uint32_t address, uint32_t bytes, uint32_t aligned);
+const void *gpu_load(uint32_t address, uint32_t bytes); /* gpu_at, of what an ordinary load reads */
+void gpu_fence_async(void);
 uint32_t gpu_rank(void);
 uint32_t gpu_peer(uint32_t address, uint32_t rank);
 

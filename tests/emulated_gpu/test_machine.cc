@@ -2,6 +2,8 @@
  * it got; what is right is computed here without the fragments' layouts. */
 #include <cstdio>
 #include <cstdlib>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "device.h"
 
@@ -142,12 +144,51 @@ static void test_arrivals()
     expect(others, "blocks always arrive in their order");
 }
 
+/* ---- loads that a copy overtakes ----------------------------------------------------------------- */
+
+alignas(16) static unsigned fresh[4];
+
+/* Lane 0 has a piece copied that another lane has just loaded. */
+template <bool fenced> static void overtake(const void *)
+{
+    u32 memory = shared_address(gpu_shared_memory()), words[4];
+    if (threadIdx.x == 0) barrier_init(memory + 16, 1);
+    __syncwarp();
+    if (threadIdx.x == 1) load_shared_words(memory, words);
+    if (fenced) fence_async();
+    __syncwarp();
+    if (threadIdx.x) return;
+    barrier_expect(memory + 16, 16);
+    bulk_load(memory, fresh, 16, memory + 16);
+    barrier_wait(memory + 16, 0);
+}
+
+template <bool fenced> static bool dies()
+{
+    pid_t child = fork();
+    if (child == 0) {
+        if (!fenced) fclose(stderr);
+        run("overtake", 1, 32, 32, overtake<fenced>);
+        _exit(0);
+    }
+    int status = 0;
+    expect(child > 0 && waitpid(child, &status, 0) == child, "no process for a kernel that may die");
+    return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+static void test_overtaking()
+{
+    expect(dies<false>(), "a copy may overtake a load");
+    expect(!dies<true>(), "a fenced load counts as one that is under way");
+}
+
 int main()
 {
     for (int i = 0; i < 20; i++)
         test_product<BF16>(), test_product<F16>();
     test_copies();
     test_arrivals();
+    test_overtaking();
     if (!failures) puts("emulated machine: all right");
     return failures != 0;
 }

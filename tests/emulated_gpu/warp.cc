@@ -29,6 +29,7 @@ static float element(int dtype, uint32_t word, int half)
  * 8, and sums of rows g, g, g + 8, g + 8, columns 2t, 2t + 1 (PTX ISA, mma.m16n8k16). */
 void gpu_warp_product(int dtype, float *sums, const uint32_t *a, const uint32_t *b)
 {
+    gpu_fence_async();
     const uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
     lane_words words = exchange(GPU_MULTIPLY, mine, 6);
     int group = running->place.lane / 4, four = running->place.lane % 4;
@@ -53,7 +54,7 @@ void gpu_load_transposed(uint32_t address, uint32_t *words)
     for (int m = 0; m < 4; m++) {
         uint16_t x[2];
         for (int i = 0; i < 2; i++)
-            memcpy(&x[i], (unsigned char *)gpu_at(rows[8 * m + row + i][0], 16, 16) + 2 * column, 2);
+            memcpy(&x[i], (const unsigned char *)gpu_load(rows[8 * m + row + i][0], 16) + 2 * column, 2);
         memcpy(&words[m], x, 4);
     }
 }

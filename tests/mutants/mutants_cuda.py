@@ -267,6 +267,8 @@ MUTANTS = [
     (SM90 + "forward/softmax.h", "config::unchecked_max && !config::bias ? -INFINITE : 0;", "config::unchecked_max ? -INFINITE : 0;",
      "a masked row's max is compared with later scores", "emulated/sm90_bf16_d128_128x128_bias"),
     (SM90 + "forward/bias.h", "row = extent[2] == 1 ? 0 : w->row0", "row = 0", "each row tile has the first one's bias", "emulated/sm90_bf16_d128_128x128_bias"),
+    (SM90 + "common/pipeline.h", "    fence_async();\n    release(empty, thread);", "    release(empty, thread);",
+     "TMA overtakes what a warp reads of a stage", "emulated/sm90_bf16_d128_128x128_bias"),
     (SM90 + "forward/bias.h", "wait_empty(BARRIER(s, kv[B].empty[at->index]), at->phase);", "",
      "a tile of the bias is overwritten before it is read", "emulated/sm90_bf16_d128_128x128_bias"),
     (SM90 + "backward/bias.h", "wait_empty(bias_empty(s, stage), (int)ring_phase(tile, ATTN_SM90_BACKWARD_BIAS_STAGES) ^ 1);", "",

@@ -66,7 +66,7 @@ DEVICE void add_bias(const attn_sm90_backward_params *params, const shared *s, c
         for (int i = 0; i < 8; i++)
             score[8 * m + i] = fmaf(score[8 * m + i], unit, unpacked(words, i) * LOG2_E);
     }
-    release(bias_empty(s, stage), thread);
+    release_read(bias_empty(s, stage), thread);
 }
 
 /* ---- the gradient ------------------------------------------------------------------------------- */

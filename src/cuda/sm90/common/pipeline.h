@@ -39,4 +39,14 @@ DEVICE void release(u32 empty, u32 thread = threadIdx.x)
     if (thread % 32 == 0) barrier_arrive(empty);
 }
 
+/* The same of a stage that TMA fills and that the warp has read by ordinary loads, ldmatrix among them. A load may be
+ * under way when the arrival that follows it has ended, and be overtaken by what TMA writes next (on an H200 in one of
+ * 200 runs of a backward with a bias and dropout). Loads end by the fence; or by a product in whose registers is what
+ * they loaded. */
+DEVICE void release_read(u32 empty, u32 thread = threadIdx.x)
+{
+    fence_async();
+    release(empty, thread);
+}
+
 #endif

@@ -89,7 +89,8 @@ DEVICE bool named_all(int id, int threads, bool holds)
     return all;
 }
 
-/* Ordinary writes to shared memory before it, reads by wgmma and TMA after it. */
+/* What the thread has written to shared memory or loaded from it by ordinary instructions before it; what wgmma and TMA
+ * read and write there after it. */
 DEVICE void fence_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

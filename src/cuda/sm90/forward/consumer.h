@@ -76,7 +76,11 @@ DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c,
 DEVICE void release_q(const shared *s, consumer *c)
 {
     c->items++;
-    release(BARRIER(s, q.empty[c->q.index]));
+    u32 empty = BARRIER(s, q.empty[c->q.index]);
+    if (config::spans)
+        release_read(empty);
+    else
+        release(empty);
     advance(&c->q, config::q_stages);
 }
 
@@ -89,7 +93,11 @@ DEVICE void wait_full(const shared *s, int tensor, pipeline_state at)
 
 DEVICE void release_stage(const shared *s, int tensor, int stage)
 {
-    release(BARRIER(s, kv[tensor].empty[stage]));
+    u32 empty = BARRIER(s, kv[tensor].empty[stage]);
+    if ((config::bias && tensor == B) || (config::intervals && tensor == K))
+        release_read(empty);
+    else
+        release(empty);
 }
 
 /* The bias of a stage is in hand from now on. */
