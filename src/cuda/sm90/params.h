@@ -34,7 +34,8 @@
 /* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
  * promotion; strides of extents that are 1 may be any multiple of 16 bytes. Where a box is 64 columns wide here, it is
  * 128 columns for elements of one byte; for variants whose dim is 64 it is 64 of them, with a 64-byte swizzle.
- *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1)
+ *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1); of SPANS variants without PackGQA
+ *      (64, 1, ATTN_SM90_WARPGROUP_ROWS, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1), keys: of BLOCKS variants ATTN_SM90_PIECE;
  *      v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
@@ -88,9 +89,11 @@ typedef struct attn_sm90_spans {
 #define ATTN_SM90_SPAN_ROWS 128  /* of a block of the pass at a time */
 #define ATTN_SM90_SPAN_BLOCKS 64 /* of a plane, at most */
 #define ATTN_SM90_SPAN_PITCH(len_q) (((len_q) + 1) / 2 * 2)
-#define ATTN_SM90_SPAN_BYTES(rows) (8 * (rows) + 16)             /* of a Q tile */
+#define ATTN_SM90_OWN_SPAN_BYTES (8 * ATTN_SM90_WARPGROUP_ROWS + 16) /* of a warpgroup's rows */
+#define ATTN_SM90_SPAN_BYTES(rows) ((rows) / ATTN_SM90_WARPGROUP_ROWS * ATTN_SM90_OWN_SPAN_BYTES) /* of a Q tile */
 #define ATTN_SM90_SPAN_FLAGS(blocks) (((blocks) + 15) / 16 * 16) /* bytes of flags; blocks: of all planes */
-#define ATTN_SM90_SPAN_ROOM 512                                  /* more that a SPANS variant tells of work items */
+#define ATTN_SM90_SPAN_ROOM 464                                  /* more that a SPANS variant tells of work items */
+#define ATTN_SM90_SPAN_SAVED 1024 /* that others have to align shared memory, which begins aligned */
 
 /* shape.o_wide: there is an o_map.
  * shape.partial_o and partial_lse: not NULL where Q tiles are split: where splits > 1, and all of them where o is

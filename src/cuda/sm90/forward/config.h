@@ -78,11 +78,19 @@ struct config {
                                               : walks       ? 224
                                               : two_outputs ? 240
                                                             : 232;
-    static constexpr int producer_registers = rows == 256 ? 24 : walks ? 56 : rows == 192 ? 32 : two_outputs ? 24 : 40;
+    static constexpr int producer_registers = rows == 256   ? (spans ? 32 : 24)
+                                              : walks       ? 56
+                                              : rows == 192 ? 32
+                                              : two_outputs ? 24
+                                                            : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */
     static constexpr bool unchecked_max = dtype == BF16 && !score_mod;
+
+    /* The only stage of Q is in parts: a warpgroup's rows have barriers of their own, and the next ones land as soon as
+     * it is done with these. */
+    static constexpr bool own_q = spans && q_stages == 1;
 
     /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
      * its first S is computed after that, not beside the last PV. So the last V does not share a stage with the next
@@ -98,7 +106,7 @@ struct config {
     /* Of a KV tile's intervals, in each stage. */
     static constexpr int interval_bytes = intervals ? ATTN_SM90_INTERVALS(keys) : 0;
     /* Of a Q tile's spans, in each stage of Q; and room for what is told of items. */
-    static constexpr int span_bytes = spans ? ATTN_SM90_SPAN_BYTES(rows) : 0;
+    static constexpr int span_bytes = spans ? ATTN_SM90_SPAN_BYTES(rows) : 0, own_span_bytes = ATTN_SM90_OWN_SPAN_BYTES;
     static constexpr int span_room = spans ? ATTN_SM90_SPAN_ROOM : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
     static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
@@ -106,10 +114,10 @@ struct config {
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
-    static constexpr int o_panels =
-        bias ? 0
-             : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
-                                       interval_bytes *stages + span_bytes * q_stages + span_room);
+    static constexpr int o_panels = bias ? 0
+                                         : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
+                                                                   interval_bytes *stages + span_bytes * q_stages +
+                                                                       span_room - (spans ? ATTN_SM90_SPAN_SAVED : 0));
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

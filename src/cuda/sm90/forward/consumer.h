@@ -51,9 +51,10 @@ DEVICE const span_range *range_in_hand(const shared *s, const consumer *c)
 }
 
 /* Waits for the next item's Q. Returns its KV tiles, or NO_WORK, PAUSE or NO_KEYS. */
-DEVICE int wait_item(const shared *s, const consumer *c)
+DEVICE int wait_item(const attn_sm90_params *p, const shared *s, const consumer *c)
 {
-    barrier_wait(BARRIER(s, q.full[c->q.index]), c->q.phase);
+    int part = p->schedule.pack > 1 ? 0 : c->warpgroup; /* rows of several heads come together */
+    barrier_wait(BARRIER(s, q.full[config::own_q ? part : c->q.index]), c->q.phase);
     return next_info(s, c)->w.tiles;
 }
 
@@ -76,7 +77,7 @@ DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c,
 DEVICE void release_q(const shared *s, consumer *c)
 {
     c->items++;
-    u32 empty = BARRIER(s, q.empty[c->q.index]);
+    u32 empty = BARRIER(s, q.empty[config::own_q ? c->warpgroup : c->q.index]);
     if (config::spans)
         release_read(empty);
     else

@@ -25,7 +25,6 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
     if (threadIdx.x < 128) {
         REGISTERS_DROP(config::producer_registers);
         u32 warp = uniform(threadIdx.x / 32);
-        if (config::spans) wait_for_previous();
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
         if constexpr (config::paged) copy_ordered_keys(p, &s, warp);

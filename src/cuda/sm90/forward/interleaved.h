@@ -59,8 +59,8 @@ DEVICE void pass_by(const shared *s, consumer *c, int count)
  * stage holds V of an item that has ended. False: no more work. */
 DEVICE bool next_interleaved_item(const attn_sm90_params *p, const shared *s, consumer *c, bool v_left)
 {
-    while (!mask::has_keys(s, c)) {
-        int tiles = wait_item(s, c);
+    while (!mask::has_keys(p, s, c)) {
+        int tiles = wait_item(p, s, c);
         pass_by(s, c, tiles > NO_KEYS ? tiles + config::drains : v_left);
         v_left = tiles > NO_KEYS && !config::drains;
         if (tiles == NO_WORK) return false;
@@ -171,7 +171,7 @@ DEVICE bool iterate_masked(const attn_sm90_params *p, const shared *s, consumer 
     wait_full(s, K, c->kv);
     c->key0 -= config::keys;
     if (last) {
-        more = mask::has_keys(s, c);
+        more = mask::has_keys(p, s, c);
         if (more) skip_to_first_tile(s, c);
     }
     if (config::walks && more) general_mask::load_info(p, s, c, last ? next_info(s, c) : c->info, c->kv.index);

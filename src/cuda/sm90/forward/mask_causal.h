@@ -11,6 +11,7 @@
 #include "sm90/forward/producer.h"
 #include "sm90/forward/rows.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/spans.h"
 
 /* ---- which keys rows see ---------------------------------------------------------------------- */
 
@@ -65,7 +66,7 @@ DEVICE int unmasked_end_of(const shared *s, const consumer *c)
 
 struct causal_mask {
     /* The scheduler warp: the item's KV tiles, `tiles` of them, from `last` downwards. */
-    DEVICE void set_tiles(const attn_sm90_params *p, work_item *w)
+    DEVICE void set_tiles(const attn_sm90_params *p, work_item *w, item_bounds *)
     {
         int shift = w->len_kv - w->len_q, end = w->len_kv, low = 0;
         if (p->shape.flags & (FLAG_CAUSAL | FLAG_WINDOW)) {
@@ -78,7 +79,7 @@ struct causal_mask {
     }
 
     /* The scheduler warp: writes into the item's info which of them each warpgroup sees. */
-    DEVICE void publish(const attn_sm90_params *p, const work_item *w, const work_tile_info *info)
+    DEVICE void publish(const attn_sm90_params *p, const work_item *w, const item_bounds *, const work_tile_info *info)
     {
         int lane = threadIdx.x % 32;
         if (lane < config::consumers) (kv_range &)info->kv_ranges::get()[lane] = kv_range_of(p, w, lane);
@@ -96,6 +97,9 @@ struct causal_mask {
         if (tiles <= 0) named_arrive(WORK_WANTED, 64);
         for (int i = 0; i < tiles; i++) {
             if (i == asking) named_arrive(WORK_WANTED, 64);
+            if (i == 2) wait_first_tile(s, at);
+            if constexpr (config::own_q)
+                if (i < first && at->items > 1) load_q_with_spans(p, s, at->q, w, &at->parts, false);
             kv_tile_info info = { (w->last - i) * config::keys };
             load_tile(p, s, at, w, &info);
             if (i == first - 1) load_q(p, s, at);
@@ -105,9 +109,9 @@ struct causal_mask {
     }
 
     /* A consumer warpgroup waits for the next item's Q; whether its rows see a key there. */
-    DEVICE bool has_keys(const shared *s, const consumer *c)
+    DEVICE bool has_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
     {
-        wait_item(s, c);
+        wait_item(p, s, c);
         return next_kv_range(s, c)->tiles > 0;
     }
 

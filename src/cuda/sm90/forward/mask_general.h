@@ -19,6 +19,7 @@
 #include "sm90/forward/rows.h"
 #include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/spans.h"
 
 /* ---- the walk ------------------------------------------------------------------------------- */
 
@@ -387,12 +388,12 @@ DEVICE void load_walk(const attn_sm90_params *p, const shared *s, work_item *w, 
 
 struct general_mask {
     /* The scheduler warp: only the walk knows which KV tiles there are. */
-    DEVICE void set_tiles(const attn_sm90_params *, work_item *w)
+    DEVICE void set_tiles(const attn_sm90_params *, work_item *w, item_bounds *)
     {
         w->tiles = 1;
     }
 
-    DEVICE void publish(const attn_sm90_params *p, const work_item *w, work_tile_info *info)
+    DEVICE void publish(const attn_sm90_params *p, const work_item *w, const item_bounds *, work_tile_info *info)
     {
         if (threadIdx.x % 32 == 0)
             *info->row_ranges::get() = ranges_of_sequence(&p->mask, w->batch, w->len_q, w->len_kv);
@@ -416,9 +417,9 @@ struct general_mask {
     }
 
     /* A consumer warpgroup waits for the next item's Q; whether its rows may see a key there. */
-    DEVICE bool has_keys(const shared *s, const consumer *c)
+    DEVICE bool has_keys(const attn_sm90_params *p, const shared *s, const consumer *c)
     {
-        return wait_item(s, c) > NO_KEYS;
+        return wait_item(p, s, c) > NO_KEYS;
     }
 
     DEVICE int begin(const shared *s, consumer *c)

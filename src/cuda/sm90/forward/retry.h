@@ -41,7 +41,8 @@ DEVICE void collect_retry(const shared *s, retries *at, work_item *done)
 DEVICE void end_pause(const shared *s, retries *at, int item)
 {
     at->pausing = false;
-    wait_empty(BARRIER(s, q.empty[item % config::q_stages]), item / config::q_stages % 2);
+    for (int i = 0; i < (config::own_q ? config::consumers : 1); i++)
+        wait_empty(BARRIER(s, q.empty[config::own_q ? i : item % config::q_stages]), item / config::q_stages % 2);
 #pragma unroll 1
     for (int i = 0; i < INFOS; i++)
         collect_retry(s, at, &s->store->infos[i].w);

@@ -71,7 +71,7 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
 
 /* ---- the scheduler warp ----------------------------------------------------------------------- */
 
-struct scheduler {
+struct scheduler : item_bounds {
     int index; /* of the item taken last; -1: none yet */
     int items; /* published */
     retries again;
@@ -79,10 +79,13 @@ struct scheduler {
 
 DEVICE void prefetch_q(const attn_sm90_params *p, const work_item *w)
 {
+    int box = config::spans && p->schedule.pack == 1 ? 64 : config::rows;
+#pragma unroll 1
+    for (int first = 0; first < config::rows; first += box)
 #pragma unroll
-    for (int i = 0; i < config::q_tile::panels; i++)
-        tma_prefetch(&p->q_map, config::q_tile::panel_columns * i, w->head, w->start_q + w->row0,
-                     p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
+        for (int i = 0; i < config::q_tile::panels; i++)
+            tma_prefetch(&p->q_map, config::q_tile::panel_columns * i, w->head, w->start_q + w->row0 + first,
+                         p->shape.flags & FLAG_VARLEN ? 0 : w->batch);
 }
 
 /* Publishes an item in the info of one that consumers are done with. Where Q has one stage, which is still taken, the Q
@@ -100,7 +103,7 @@ template <class mask> DEVICE void publish(const attn_sm90_params *p, const share
         if constexpr (!config::o_by_tma)
             *info->output_address::get() = (u64)p->shape.o + 2 * o_element_of(p, w, { 0, 0 });
     }
-    mask::publish(p, w, info);
+    mask::publish(p, w, at, info);
     named_arrive(WORK_READY, 64);
     at->items++;
 }
@@ -108,15 +111,18 @@ template <class mask> DEVICE void publish(const attn_sm90_params *p, const share
 /* The next item: one to be done again, or the schedule's. False: none is left. */
 template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const shared *s, scheduler *at, work_item *w)
 {
-    if (config::unchecked_max && at->again.count) {
+    bool again = config::unchecked_max && at->again.count;
+    if (again) {
         *w = load_uniform(&s->store->retries[--at->again.count]);
-        return true;
+        if (!config::spans) return true; /* they want their bounds anew */
     }
-    while (at->index < p->schedule.total) {
-        at->index = at->index < 0 ? (int)blockIdx.x : next_index(p, at->index);
-        if (at->index >= p->schedule.total || !item_at(p, at->index, w)) continue;
-        if constexpr (config::paged) paged_source::find_length(p, w);
-        mask::set_tiles(p, w);
+    while (again || at->index < p->schedule.total) {
+        if (!again) {
+            at->index = at->index < 0 ? (int)blockIdx.x : next_index(p, at->index);
+            if (at->index >= p->schedule.total || !item_at(p, at->index, w)) continue;
+            if constexpr (config::paged) paged_source::find_length(p, w);
+        }
+        mask::set_tiles(p, w, at);
         return true;
     }
     return false;
@@ -125,7 +131,7 @@ template <class mask> DEVICE bool next_item(const attn_sm90_params *p, const sha
 /* The scheduler warp publishes items as the producer wants them. mask: as scores.h has it. */
 template <class mask> DEVICE void schedule(const attn_sm90_params *p, const shared *s)
 {
-    scheduler at = { config::spans && leaves_to_next(p) ? p->schedule.total : -1 };
+    scheduler at = { {}, config::spans && leaves_to_next(p) ? p->schedule.total : -1 };
     work_item w = { 0 };
     do {
         bool paused = at.again.pausing;

@@ -84,7 +84,7 @@ using order_ring = members<copy_orders, config::paged>;
 using transpose_members = members<transpose_ring, config::one_byte>;
 
 struct storage : order_ring, transpose_members {
-    pipeline<config::q_stages> q;
+    pipeline<config::own_q ? config::consumers : config::q_stages> q;
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
     work_item retries[INFOS + 1];
@@ -106,6 +106,7 @@ struct shared {
 
 DEVICE shared shared_layout(unsigned char *memory)
 {
+    EXPECT(!config::spans || shared_address(memory) % 1024 == 0); /* ATTN_SM90_SPAN_SAVED */
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
     u32 raw = kv + config::stages * config::stage_bytes;
     u32 o = raw + (config::one_byte ? ATTN_SM90_RAW_STAGES * config::loaded_v_tile::bytes : 0);
@@ -113,10 +114,10 @@ DEVICE shared shared_layout(unsigned char *memory)
     return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
 
-DEVICE void init_stage(u32 full, u32 empty, int arrivals)
+DEVICE void init_stage(u32 full, u32 empty, int arrivals, int consumers = config::consumers)
 {
     barrier_init(full, arrivals);
-    barrier_init(empty, 4 * config::consumers);
+    barrier_init(empty, 4 * consumers);
 }
 
 /* Before any role begins. arrivals: at a stage of K or V; of transposed V, those of the warps that write it. */
@@ -125,8 +126,8 @@ DEVICE void init_shared(const shared *s, int arrivals)
     if (threadIdx.x == 0) {
         for (int i = 0; i < INFOS; i++)
             s->store->infos[i].w.overflowed = 0;
-        for (int i = 0; i < config::q_stages; i++)
-            init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1);
+        for (int i = 0; i < (config::own_q ? config::consumers : config::q_stages); i++)
+            init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1, config::own_q ? 1 : config::consumers);
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor < PIPELINES; tensor++)
                 init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),

@@ -21,10 +21,12 @@ DEVICE bool are_unfit(const attn_sm90_spans *spans)
     return __any_sync(~0u, unfit);
 }
 
-/* SPANS: these are none, so the variant behind has the work; it may begin from now on. */
+/* SPANS: whether these are none, so that the variant behind, which may begin from now on, has the work. The scheduler
+ * warp, by which all others know what there is to do, waits here for the pass, which the CTA began beside. */
 DEVICE bool leaves_to_next(const attn_sm90_params *p)
 {
     let_dependents_start();
+    wait_for_previous();
     return p->spans.unfit && are_unfit(&p->spans);
 }
 
@@ -37,7 +39,18 @@ DEVICE bool is_left_nothing(const attn_sm90_params *p)
     return true;
 }
 
-/* The spans that came with a stage of Q: of two rows more than it has, since they begin at an even row. */
+/* Of a warpgroup's rows: least and greatest bound of their spans that are not empty; whether there is a row; whether
+ * all see a key. end_most is 0 where none does. */
+struct span_bounds {
+    int start_least, start_most, end_least, end_most;
+    bool some, all;
+};
+
+/* A lane of the scheduler warp has those of the warpgroup of its number. */
+using item_bounds = members<span_bounds, config::spans>;
+
+/* The spans that came with a stage of Q. Those of a warpgroup's rows begin at an even row, so they are of two rows more
+ * than it has, and lie config::own_span_bytes apart; those of PackGQA lie side by side. */
 DEVICE int2 *spans_in_stage(const shared *s, int stage)
 {
     return (int2 *)((char *)s->store + STORAGE_ROOM + stage * config::span_bytes);
@@ -47,8 +60,7 @@ DEVICE int2 *spans_in_stage(const shared *s, int stage)
 DEVICE const int2 *spans_of(const attn_sm90_params *p, const work_item *w)
 {
     const attn_sm90_spans *s = &p->spans;
-    long long plane = (long long)(s->batch == 1 ? 0 : w->batch) * s->heads +
-                      (s->heads == 1 ? 0 : w->head / (p->shape.heads_q / p->shape.heads_kv));
+    long long plane = (long long)(s->batch == 1 ? 0 : w->batch) * s->heads + (s->heads == 1 ? 0 : w->kv_head);
     return (const int2 *)s->of + plane * s->pitch;
 }
 

@@ -58,8 +58,8 @@ DEVICE void pass_tiles_and_turns(const shared *s, consumer *c, int count)
  */
 DEVICE bool next_pingpong_item(const attn_sm90_params *p, const shared *s, consumer *c)
 {
-    while (!mask::has_keys(s, c)) {
-        int tiles = wait_item(s, c);
+    while (!mask::has_keys(p, s, c)) {
+        int tiles = wait_item(p, s, c);
         if (tiles == NO_WORK) return false;
         if (tiles == NO_KEYS) store_empty(p, &next_info(s, c)->w, c->warpgroup);
         if (tiles > NO_KEYS) {

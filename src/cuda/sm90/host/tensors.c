@@ -69,7 +69,7 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     attn_dtype dtype = dtype_of(d, which);
     uint64_t size = (uint64_t)attn_dtype_size(dtype), extent[4], stride[3];
     const uint32_t keys = attn_cuda_gathers(k) ? ATTN_SM90_PIECE : (uint32_t)k->kv_tile;
-    const uint32_t rows[] = { (uint32_t)k->q_tile / heads,
+    const uint32_t rows[] = { k->spans && heads == 1 ? ATTN_SM90_WARPGROUP_ROWS : (uint32_t)k->q_tile / heads,
                               keys,
                               keys,
                               (uint32_t)k->q_tile,
