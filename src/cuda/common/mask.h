@@ -93,6 +93,19 @@ DEVICE key_ranges ranges_in(const attn_cuda_mask *m, const sequence_ranges *r, c
     return { { first, max(first, row + r->lo) }, { min(last, r->prefix), min(last, row + r->hi) } };
 }
 
+/* The rows [x, y) to which ranges show a key, perhaps beyond the sequence's own. */
+template <class rows> DEVICE int2 rows_of_key(const attn_cuda_mask *m, const sequence_ranges *r, const rows *w, int key)
+{
+    if (key < r->first) return make_int2(0, 0);
+    int first = key - r->hi + 1, end = key - r->lo + 1;
+    if (key < r->prefix) first = 0, end = w->len_q;
+    if (m->chunk) {
+        int start = key / m->chunk * m->chunk - (w->len_kv - w->len_q);
+        first = max(first, start), end = min(end, start + m->chunk);
+    }
+    return make_int2(first, end);
+}
+
 template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)
 {
     sequence_ranges ranges = ranges_of_sequence(m, w->batch, w->len_q, w->len_kv);
