@@ -46,28 +46,29 @@ typedef struct attn_cuda_kernel {
     const char *symbol; /* in its code */
     const char *unit;   /* of the image that holds it */
     attn_cuda_form form;
-    attn_dtype dtype;    /* of q */
-    uint32_t kv_dtypes;  /* bit attn_dtype: those of k and v that it takes */
-    int dim, dim_v;      /* the greatest it takes */
-    int q_tile, kv_tile; /* rows of each */
-    int stages;          /* of the pipeline that streams by */
-    int cluster;         /* CTAs launched together: its grid is a multiple */
-    bool finalises_dq;   /* backward: in a fixed order, and the last work item finalises dQ */
-    bool paged;          /* forward: of ATTN_PAGED alone */
-    bool tma;            /* a variant that reads its tensors by TMA */
-    bool spans;         /* each row's keys lie side by side, or in the backward each key's rows, as a pass finds them */
-    uint32_t features;  /* flags: what it computes */
-    uint32_t needs;     /* of these, what a problem must ask for */
-    unsigned threads;   /* of a block */
-    unsigned shared;    /* bytes of dynamic shared memory */
-    int spills;         /* bytes of spilled registers that the build allows */
-    bool asked;         /* nvcc does not compile it into the library: NVRTC does, for a plan */
-    const char *source; /* a variant's: what is compiled for it alone; else NULL */
+    attn_dtype dtype;                       /* of q */
+    uint32_t kv_dtypes;                     /* bit attn_dtype: those of k and v that it takes */
+    int dim, dim_v;                         /* the greatest it takes */
+    int q_tile, kv_tile;                    /* rows of each */
+    int stages;                             /* of the pipeline that streams by */
+    int cluster;                            /* CTAs launched together: its grid is a multiple */
+    bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
+    bool paged;                             /* forward: of ATTN_PAGED alone */
+    bool tma;                               /* a variant that reads its tensors by TMA */
+    bool spans;                             /* a row's keys, or in the backward a key's rows, lie side by side */
+    uint32_t features;                      /* flags: what it computes */
+    uint32_t needs;                         /* of these, what a problem must ask for */
+    unsigned threads;                       /* of a block */
+    unsigned shared;                        /* bytes of dynamic shared memory */
+    int spills;                             /* bytes of spilled registers that the build allows */
+    bool asked;                             /* nvcc does not compile it into the library: NVRTC does, for a plan */
+    const char *source;                     /* a variant's: what is compiled for it alone; else NULL */
     const char *options[ATTN_CUDA_OPTIONS]; /* what its row defines, for the compiler; NULL at the end */
 } attn_cuda_kernel;
 
 /* Whether a kernel takes a problem's ranges. Kernels for many rows do not find where a chunk of positions starts.
- * Kernels of spans take no gap between a prefix and a window or chunk, which the rows of a key do not have. */
+ * Kernels of spans take no gap between a prefix and a window or chunk: in the backward, where a key's rows count, there
+ * is none. */
 static inline bool attn_cuda_takes_ranges(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
     bool gap = desc->flags & ATTN_PREFIX && desc->flags & (ATTN_WINDOW | ATTN_CHUNK);
