@@ -1,4 +1,4 @@
-/* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h.
+/* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h, of a single key: mask_key.h.
  *
  * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix, a first key), block lists, bits, intervals
  * of hidden rows. t = row + position_shift is the position of a row among the keys.
@@ -91,19 +91,6 @@ DEVICE key_ranges ranges_in(const attn_cuda_mask *m, const sequence_ranges *r, c
         first = max(first, start), last = min(last, start + m->chunk);
     }
     return { { first, max(first, row + r->lo) }, { min(last, r->prefix), min(last, row + r->hi) } };
-}
-
-/* The rows [x, y) to which ranges show a key, perhaps beyond the sequence's own. */
-template <class rows> DEVICE int2 rows_of_key(const attn_cuda_mask *m, const sequence_ranges *r, const rows *w, int key)
-{
-    if (key < r->first) return make_int2(0, 0);
-    int first = key - r->hi + 1, end = key - r->lo + 1;
-    if (key < r->prefix) first = 0, end = w->len_q;
-    if (m->chunk) {
-        int start = key / m->chunk * m->chunk - (w->len_kv - w->len_q);
-        first = max(first, start), end = min(end, start + m->chunk);
-    }
-    return make_int2(first, end);
 }
 
 template <class rows> DEVICE key_ranges ranges_of_row(const attn_cuda_mask *m, const rows *w, int row)

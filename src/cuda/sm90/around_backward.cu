@@ -1,12 +1,12 @@
 /* The kernels before and after a variant of the backward: spans of keys, preprocess, postprocess, totals. */
 #include "common/gpu.h"
-#include "common/mask_pair.h"
+#include "common/mask_key.h"
 #include "common/pages_params.h"
 #include "common/params.h"
 #include "common/reduce.h"
 #include "sm90/backward/postprocess.h"
 #include "sm90/backward/preprocess.h"
-#include "sm90/common/spans.h"
+#include "sm90/common/find_spans.h"
 #include "sm90/params.h"
 
 #include "sm90/backward_params.h"

@@ -7,7 +7,7 @@
 #include "common/params.h"
 #include "common/sequence.h"
 #include "sm90/common/bits.h"
-#include "sm90/common/spans.h"
+#include "sm90/common/find_spans.h"
 #include "sm90/params.h"
 
 /* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */

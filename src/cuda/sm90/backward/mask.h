@@ -3,6 +3,7 @@
 #define ATTN_CUDA_SM90_BACKWARD_MASK_H
 
 #include "common/mask.h"
+#include "common/mask_key.h"
 #include "common/mask_pair.h"
 #include "sm90/common/bits.h"
 #include "sm90/common/columns.h"

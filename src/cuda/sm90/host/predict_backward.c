@@ -22,6 +22,8 @@ static const int64_t share_least = 8;     /* Q tiles: fewer are not worth a work
 static const double late_rounds = 0.2;    /* [m] as in the forward */
 static const double interval_clocks = 700; /* [m] of an iteration: each key has its own ends of rows */
 
+static const double judging = 1800;         /* [m] of a work item whose Q tiles are judged one by one, */
+static const double judging_run = 4200;     /* [m] and of a run */
 static const double spans_seconds = 2e-6;   /* [e] to find spans, beside the preprocess */
 static const double instead_seconds = 9e-6; /* [e] of the variant behind one of spans, and the summary that it reads */
 
@@ -57,6 +59,7 @@ void attn_sm90_backward_clocks(const attn_cuda_device *device, const attn_cuda_k
     clocks[ATTN_PER_TILE] = item_clocks;
     clocks[ATTN_PER_MIXED] = mixed_clocks;
     clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
+    if (k->features & ATTN_CHUNK && !k->spans) clocks[ATTN_PER_RUN] += judging_run, clocks[ATTN_PER_EDGE] = judging;
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
 }
 
