@@ -178,7 +178,7 @@ static void keys_side_by_side_are_spans(void **state)
     end_context(context);
 }
 
-/* The same of keys whose rows lie side by side, in the backward. These may lie apart where an interval has two ends; who
+/* The same of keys whose rows lie side by side, in the backward. They may lie apart where an interval has two ends; who
  * adds in a fixed order takes no spans. */
 static void rows_side_by_side_are_spans(void **state)
 {

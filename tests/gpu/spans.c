@@ -20,6 +20,8 @@ void masks_of_spans(const attn_cuda_kernel *k)
         { ATTN_INTERVALS | ATTN_CAUSAL | ATTN_WINDOW | ATTN_LENS_Q | ATTN_LENS_KV, CHECK_SLIDING, 1 },
         { ATTN_INTERVALS | ATTN_CAUSAL, CHECK_SHARE_QUESTION, 1 }, /* no spans */
         { ATTN_INTERVALS, CHECK_RANDOM_4, 4 },
+        { ATTN_INTERVALS | ATTN_CAUSAL, CHECK_QK_SPARSE, 2 }, /* rows side by side, as only the device knows */
+        { ATTN_INTERVALS | ATTN_CAUSAL, CHECK_CAUSAL_BLOCKWISE, 2 },
         { ATTN_PREFIX | ATTN_WINDOW | ATTN_CAUSAL, 0, 0 }, /* rows see keys apart, keys are seen by rows side by side */
     };
     int scale = test_scale(), count = (int)(sizeof masks / sizeof *masks);

@@ -55,10 +55,14 @@ DEVICE void wait_kv(const attn_sm90_params *p, const shared *s, consumer *c, con
     }
     if constexpr (config::general_mask || config::spans) {
         const work_item *seq = &item->seq;
-        int hidden = first_key_of(&p->mask, seq->batch, seq->len_kv) - item->key0;
+        int hidden = first_key_of(&p->mask, seq->batch, seq->len_kv) - item->first_key;
         if (hidden > 0) {
-            zero_rows(k, PANELS, config::kv_rows, 0, min(hidden, config::kv_rows));
-            zero_rows(v, PANELS_V, config::kv_rows, 0, min(hidden, config::kv_rows));
+            int own = clamp(hidden - (int)s->rank * config::kv_rows, 0, config::kv_rows);
+            zero_rows(k, PANELS, config::kv_rows, 0, own);
+            zero_rows(v, PANELS_V, config::kv_rows, 0, own);
+            if (config::ctas == 2)
+                zero_rows(s->peer_k, PEER_PANELS, config::kv_rows, 0,
+                          clamp(hidden - (int)s->peer * config::kv_rows, 0, config::kv_rows));
             sync_warpgroup(c->group);
         }
     }

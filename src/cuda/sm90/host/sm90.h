@@ -162,8 +162,8 @@ static inline int64_t attn_sm90_span_blocks(const attn_desc *desc)
     return blocks < ATTN_SM90_SPAN_BLOCKS ? blocks : ATTN_SM90_SPAN_BLOCKS;
 }
 
-/* Whether the intervals of a problem may leave what is no span, so that another variant must be there for it. The rows
- * that a key's intervals leave it lie side by side, if these have no two ends between rows. */
+/* Whether the intervals of a problem may leave what is no span, so that another variant must be there for it. Of a key
+ * those that reach to the first or the last row leave rows that lie side by side. */
 static inline bool attn_sm90_wants_instead(const attn_desc *desc, const attn_cuda_kernel *kernel)
 {
     if (!kernel->spans || !(desc->flags & ATTN_INTERVALS)) return false;
