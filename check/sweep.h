@@ -5,7 +5,7 @@
 #include "check/grid.h"
 #include "check/strategies.h"
 
-enum { CHECK_REPORTS = 256 };
+enum { CHECK_REPORTS = 320 };
 
 /* One kernel's record; kernel NULL: the planner's own choices. */
 typedef struct check_report {

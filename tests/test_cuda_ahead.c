@@ -56,7 +56,7 @@ static void with_nvrtc_they_are_compiled(void **state)
     attn_desc desc = blocks(ATTN_F16, ATTN_FORWARD);
     takes(&desc, "sm90_f16_d64_128x64_ranges", "those that compute this; NVRTC compiled it");
     desc = blocks(ATTN_F16, ATTN_BACKWARD);
-    takes(&desc, "sm90_backward_f16_d64_128_ranges", "those that compute this; NVRTC compiled it");
+    takes(&desc, "sm90_backward_f16_d64_128_spans", "those that compute this; NVRTC compiled it");
     desc = small();
     desc.dtype = ATTN_F16;
     takes(&desc, "sm90_f16_d64_", "those that compute this\n");
@@ -71,7 +71,7 @@ static void without_it_plans_take_the_fallback_and_say_so(void **state)
     attn_desc desc = blocks(ATTN_F16, ATTN_FORWARD);
     takes(&desc, "sm90_fallback_f16", "predicted the fastest without NVRTC, which compiles sm90_f16_d64_128x64_ranges");
     desc = blocks(ATTN_F16, ATTN_BACKWARD);
-    takes(&desc, "sm90_backward_fallback_f16", "without NVRTC, which compiles sm90_backward_f16_d64_128_ranges when");
+    takes(&desc, "sm90_backward_fallback_f16", "without NVRTC, which compiles sm90_backward_f16_d64_128_spans when");
     desc = small();
     desc.dtype = ATTN_F16, desc.flags = ATTN_SOFTCAP, desc.softcap = 30;
     takes(&desc, "sm90_fallback_f16", "without NVRTC, which compiles sm90_f16_d64_128x64_score_mod when");

@@ -55,7 +55,7 @@ typedef struct attn_cuda_kernel {
     bool finalises_dq;                      /* backward: in a fixed order, and the last work item finalises dQ */
     bool paged;                             /* forward: of ATTN_PAGED alone */
     bool tma;                               /* a variant that reads its tensors by TMA */
-    bool spans;                             /* forward: each row's keys lie side by side, as a pass finds them */
+    bool spans;                             /* a row's keys, or in the backward a key's rows, lie side by side */
     uint32_t features;                      /* flags: what it computes */
     uint32_t needs;                         /* of these, what a problem must ask for */
     unsigned threads;                       /* of a block */
@@ -67,10 +67,12 @@ typedef struct attn_cuda_kernel {
 } attn_cuda_kernel;
 
 /* Whether a kernel takes a problem's ranges. Kernels for many rows do not find where a chunk of positions starts.
- * Kernels of spans take no gap between a prefix and a window or chunk. */
+ * Kernels of spans take no gap between a prefix and a window or chunk: in the backward, where a key's rows count, there
+ * is none. */
 static inline bool attn_cuda_takes_ranges(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {
-    if (kernel->spans && desc->flags & ATTN_PREFIX && desc->flags & (ATTN_WINDOW | ATTN_CHUNK)) return false;
+    bool gap = desc->flags & ATTN_PREFIX && desc->flags & (ATTN_WINDOW | ATTN_CHUNK);
+    if (kernel->spans && gap && desc->direction == ATTN_FORWARD) return false;
     return !(kernel->tma && desc->flags & ATTN_POSITIONS && desc->flags & ATTN_CHUNK);
 }
 

@@ -9,27 +9,44 @@ static attn_status launch(const attn_cuda_call *c, const char *what, CUfunction 
     return result ? attn_cuda_fail(result, what) : ATTN_OK;
 }
 
-attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x, int64_t y,
-                             int64_t z, unsigned threads, void *params)
+/* Of a launch that waits itself for what it needs of the one before. */
+static const CUlaunchAttribute overlap = { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                           .value.programmaticStreamSerializationAllowed = 1 };
+
+static attn_status launch_blocks(const attn_cuda_call *c, const char *what, CUfunction function, const int64_t grid[3],
+                                 unsigned threads, bool early, void *params)
 {
-    CUlaunchConfig config = { .gridDimX = (unsigned)x,
-                              .gridDimY = (unsigned)y,
-                              .gridDimZ = (unsigned)z,
+    CUlaunchAttribute attribute = overlap;
+    CUlaunchConfig config = { .gridDimX = (unsigned)grid[0],
+                              .gridDimY = (unsigned)grid[1],
+                              .gridDimZ = (unsigned)grid[2],
                               .blockDimX = threads,
                               .blockDimY = 1,
                               .blockDimZ = 1,
-                              .hStream = c->stream };
+                              .hStream = c->stream,
+                              .attrs = &attribute,
+                              .numAttrs = early };
     return launch(c, what, function, &config, params);
 }
 
-/* early: it waits itself for what it needs of the launch before. */
+attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x, int64_t y,
+                             int64_t z, unsigned threads, void *params)
+{
+    return launch_blocks(c, what, function, (int64_t[]){ x, y, z }, threads, false, params);
+}
+
+attn_status attn_cuda_launch_beside(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x,
+                                    int64_t y, int64_t z, unsigned threads, void *params)
+{
+    return launch_blocks(c, what, function, (int64_t[]){ x, y, z }, threads, true, params);
+}
+
 static attn_status launch_variant(const attn_cuda_call *c, const attn_cuda_kernel *k, CUfunction function, int grid,
                                   bool early, void *params)
 {
     CUlaunchAttribute cluster = { .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
                                   .value.clusterDim = { (unsigned)k->cluster, 1, 1 } };
-    CUlaunchAttribute overlap = { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                  .value.programmaticStreamSerializationAllowed = 1 };
+    CUlaunchAttribute attribute = early ? overlap : cluster;
     CUlaunchConfig config = { .gridDimX = (unsigned)grid,
                               .gridDimY = 1,
                               .gridDimZ = 1,
@@ -38,7 +55,7 @@ static attn_status launch_variant(const attn_cuda_call *c, const attn_cuda_kerne
                               .blockDimZ = 1,
                               .sharedMemBytes = k->shared,
                               .hStream = c->stream,
-                              .attrs = early ? &overlap : &cluster,
+                              .attrs = &attribute,
                               .numAttrs = early || k->cluster > 1 };
     return launch(c, k->name, function, &config, params);
 }

@@ -21,6 +21,10 @@ attn_status attn_cuda_launch_early(const attn_cuda_call *call, const attn_cuda_k
 attn_status attn_cuda_launch(const attn_cuda_call *call, const char *what, CUfunction function, int64_t x, int64_t y,
                              int64_t z, unsigned threads, void *params);
 
+/* The same, which may begin before the launch before it has ended, and end no sooner. */
+attn_status attn_cuda_launch_beside(const attn_cuda_call *call, const char *what, CUfunction function, int64_t x,
+                                    int64_t y, int64_t z, unsigned threads, void *params);
+
 attn_status attn_cuda_clear(const attn_cuda_call *call, void *at, size_t size);
 
 #endif

@@ -33,12 +33,11 @@ static void summarise(const char *symbol, const CUlaunchConfig *config, const at
         p->mask.interval_tiles[i] = (unsigned)keys;
 }
 
-/* Marks its memory, from end to end. Where another variant is there for them, spans fit an even number of rows. */
-static void find_spans(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+/* Of either pass of spans. */
+static void check_planes(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p, int64_t most)
 {
     const attn_sm90_spans *s = &p->spans;
     bool intervals = p->shape.flags & ATTN_INTERVALS;
-    int64_t most = intervals && p->shape.len_kv > p->shape.len_q ? p->shape.len_kv : p->shape.len_q;
     int64_t blocks = attn_ceil_div(most, ATTN_SM90_SPAN_ROWS);
     if (blocks > ATTN_SM90_SPAN_BLOCKS) blocks = ATTN_SM90_SPAN_BLOCKS;
     fake_expect(s->blocks == blocks && config->gridDimY == (unsigned)s->heads &&
@@ -46,16 +45,48 @@ static void find_spans(const char *symbol, const CUlaunchConfig *config, const a
                 symbol, "grid");
     fake_expect(s->heads == (intervals ? p->mask.interval_heads : 1), symbol, "heads");
     fake_expect(s->batch == p->shape.batch || (s->batch == 1 && !intervals), symbol, "batch");
-    fake_expect(s->pitch == ATTN_SM90_SPAN_PITCH(p->shape.len_q) && (uintptr_t)s->of % 16 == 0, symbol, "pitch");
-    fake_expect(intervals == (s->unfit != NULL) && (uintptr_t)s->unfit % 16 == 0, symbol, "unfit");
+    fake_expect((uintptr_t)s->of % 16 == 0 && (uintptr_t)s->unfit % 16 == 0, symbol, "alignment");
+}
+
+/* Where another variant is there for them, spans fit an even number of rows. */
+static void mark_fit(const attn_sm90_params *p)
+{
+    const attn_sm90_spans *s = &p->spans;
+    if (s->counter) *s->counter = 0;
+    if (s->unfit) memset(s->unfit, p->shape.len_q % 2, (size_t)ATTN_SM90_SPAN_FLAGS(s->batch * s->heads * s->blocks));
+}
+
+/* Marks its memory, from end to end. */
+static void find_spans(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+{
+    const attn_sm90_spans *s = &p->spans;
+    bool intervals = p->shape.flags & ATTN_INTERVALS;
+    int64_t most = intervals && p->shape.len_kv > p->shape.len_q ? p->shape.len_kv : p->shape.len_q;
+    check_planes(symbol, config, p, most);
+    fake_expect(s->pitch == ATTN_SM90_SPAN_PITCH(p->shape.len_q), symbol, "pitch");
+    fake_expect(intervals == (s->unfit != NULL), symbol, "unfit");
     int64_t planes = (int64_t)s->batch * s->heads, bytes = ATTN_SM90_SPAN_BYTES(p->schedule.rows * p->schedule.pack);
     for (int64_t i = 0; i < 2 * planes * s->pitch + bytes / 4; i++)
         s->of[i] = s->pitch;
-    if (s->counter) *s->counter = 0;
     fake_expect(!p->schedule.counter || p->schedule.counter == s->counter, symbol, "counter");
-    if (intervals) summarise(symbol, config, p, config->gridDimX - (unsigned)blocks);
-    if (!intervals) fake_expect(config->gridDimX == (unsigned)blocks, symbol, "grid");
-    if (intervals) memset(s->unfit, p->shape.len_q % 2, (size_t)ATTN_SM90_SPAN_FLAGS(planes * blocks));
+    if (intervals) summarise(symbol, config, p, config->gridDimX - (unsigned)s->blocks);
+    if (!intervals) fake_expect(config->gridDimX == (unsigned)s->blocks, symbol, "grid");
+    mark_fit(p);
+}
+
+/* The same of keys, whose rows lie apart only if they have two ends between rows. */
+static void find_key_spans(const char *symbol, const CUlaunchConfig *config, const attn_sm90_params *p)
+{
+    const attn_sm90_spans *s = &p->spans;
+    int vectors = p->shape.flags & ATTN_INTERVALS ? p->mask.interval_vectors : 0;
+    bool apart = vectors == 4 || (vectors == 2 && p->shape.flags & ATTN_CAUSAL);
+    check_planes(symbol, config, p, p->shape.len_kv);
+    fake_expect(config->gridDimX == (unsigned)s->blocks, symbol, "grid");
+    fake_expect(s->pitch == ATTN_SM90_KEY_SPANS(p->shape.len_kv), symbol, "pitch");
+    fake_expect(apart == (s->unfit != NULL), symbol, "unfit");
+    for (int64_t i = 0; i < (int64_t)s->batch * s->heads * ATTN_SM90_KEY_SPAN_BYTES(p->shape.len_kv) / 4; i++)
+        s->of[i] = s->pitch;
+    mark_fit(p);
 }
 
 bool fake_stands_aside(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p)
@@ -247,6 +278,8 @@ bool fake_launch_around(const char *symbol, const CUlaunchConfig *config, const 
         summarise(symbol, config, params, config->gridDimX);
     else if (strcmp(symbol, "attn_sm90_find_spans") == 0)
         find_spans(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_find_key_spans") == 0)
+        find_key_spans(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_bit_tiles") == 0)
         find_bit_tiles(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_widen_bits") == 0)

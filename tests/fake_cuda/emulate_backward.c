@@ -216,7 +216,8 @@ static void check_fused_postprocess(const char *symbol, const attn_cuda_kernel *
     int64_t heads = (int64_t)c->shape.heads_kv * c->shape.batch,
             each = c->shape.heads_q / c->shape.heads_kv *
                    attn_ceil_div(c->shape.len_q, TILE * ATTN_SM90_BACKWARD_POSTPROCESS_TILES);
-    fake_expect(k->kv_tile == 128 && !(k->features & ATTN_CHUNK), symbol, "it fuses no postprocess");
+    fake_expect(k->kv_tile == 128 && (!(k->features & ATTN_CHUNK) || k->spans) && !c->spans.unfit, symbol,
+                "it fuses no postprocess");
     fake_expect(!s->head_persistent && !s->stream_k_items && !p->dq_semaphores && !(c->shape.flags & ATTN_CUDA_LENGTHS),
                 symbol, "a fused postprocess of work items that are not counted");
     fake_expect(s->counter && s->postprocess_items == each, symbol, "postprocess_items");
@@ -251,7 +252,7 @@ static void check_before(const char *symbol, const attn_cuda_kernel *k, const at
     int64_t rows = rows_of(c, p->q_pitch, c->shape.heads_q);
     for (int64_t i = 0; i < 2 * rows; i++)
         fake_expect(p->stats[i] == mark, symbol, "rows have no statistics");
-    if (c->shape.flags & ATTN_INTERVALS && c->shape.len_kv > 0)
+    if (c->shape.flags & ATTN_INTERVALS && c->shape.len_kv > 0 && !k->spans)
         fake_expect(c->mask.summaries && c->mask.summaries[0] == k->kv_tile && c->mask.summary_keys == k->kv_tile,
                     symbol, "intervals were not summarised");
     fake_check_bit_tiles(symbol, k, c);
@@ -311,6 +312,7 @@ static void variant(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
     check_schedule(symbol, k, p, &d);
     check_wide(symbol, p, &d);
     if (s->postprocess_items) check_fused_postprocess(symbol, k, p, &d);
+    if (fake_stands_aside(symbol, k, c)) return;
     gradients g = gradients_of(symbol, &p->grad, d, a);
     fake_expect(p->dq_accumulator, symbol, "no dQ accumulator");
     if (s->head_persistent && s->kv_tiles > 1)

@@ -86,7 +86,7 @@ static void stream_k(const attn_cuda_kernel *k)
 static void fused_postprocess(const attn_cuda_kernel *k)
 {
     int ctas = attn_cuda_machine_get()->device[0].multiprocessors;
-    bool general = k->features & ATTN_CHUNK;
+    bool general = k->features & ATTN_CHUNK && !k->spans;
     for (int i = 0; i < 3 && k->kv_tile == 128 && !general; i++) {
         int64_t heads = i == 2 ? ctas : ctas / 2 + 9;
         attn_desc desc = { .flags = i == 2 ? 0 : ATTN_CAUSAL,

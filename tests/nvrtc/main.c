@@ -20,7 +20,7 @@
 
 #include "cuda/unit.h"
 
-enum { REGISTERS = 65536, KERNELS_MOST = 256, UNITS_MOST = 256, SYMBOL_SIZE = 128 };
+enum { REGISTERS = 65536, KERNELS_MOST = 320, UNITS_MOST = 320, SYMBOL_SIZE = 128 };
 
 typedef struct unit {
     const char *name;

@@ -1,4 +1,4 @@
-/* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h.
+/* Which keys a row sees, and what of a tile some rows see. Of a single pair: mask_pair.h, of a single key: mask_key.h.
  *
  * Kinds of masks intersect: ranges (lengths, causal, window, chunk, prefix, a first key), block lists, bits, intervals
  * of hidden rows. t = row + position_shift is the position of a row among the keys.

@@ -7,6 +7,7 @@
 #include "common/params.h"
 #include "common/sequence.h"
 #include "sm90/common/bits.h"
+#include "sm90/common/find_spans.h"
 #include "sm90/params.h"
 
 /* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
@@ -90,10 +91,6 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 /* ---- spans --------------------------------------------------------------------------------- */
-
-struct sequence_lengths {
-    int batch, len_q, len_kv;
-};
 
 /* The rows that a key's intervals leave it; fits: they lie side by side. */
 struct rows_left {
@@ -179,18 +176,6 @@ struct spans_writer {
     }
 };
 
-/* The flag of a block whose threads found what fits. */
-DEVICE void flag_unfit(const attn_sm90_params *p, int flag, bool fits)
-{
-    __shared__ int of_warp[ATTN_SM90_SPAN_ROWS / 32];
-    fits = __all_sync(~0u, fits);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = fits;
-    __syncthreads();
-    for (int i = 0; i < ATTN_SM90_SPAN_ROWS / 32; i++)
-        fits = fits && of_warp[i];
-    if (threadIdx.x == 0) p->spans.unfit[flag] = !fits;
-}
-
 /* A thread takes a row and a key at a time. With intervals there are more blocks, which come first and summarise them;
  * and each of the others has a flag: it found rows whose keys are no span. */
 extern "C" __global__ void __launch_bounds__(ATTN_SM90_SPAN_ROWS, 1)
@@ -208,8 +193,7 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_SPAN_ROWS, 1)
     int plane = batch * (int)gridDim.y + (int)blockIdx.y,
         head = (int)blockIdx.y * (p->shape.heads_q / p->shape.heads_kv);
     spans_writer to = { p,
-                        { batch, sequence_of(NULL, p->shape.lens_q, batch, p->shape.len_q).y,
-                          sequence_of(NULL, p->shape.lens_kv, batch, p->shape.len_kv).y },
+                        lengths_of(p, batch),
                         (int2 *)p->spans.of + (long long)plane * p->spans.pitch,
                         NULL };
     if (intervals) to.intervals = intervals_of(&p->shape, &p->mask, &to.w, head);
@@ -226,11 +210,7 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_SPAN_ROWS, 1)
         }
         if (intervals) fits = to.write_inner(at) && fits;
     }
-    if (intervals) flag_unfit(p, plane * blocks + block, fits);
-    if (plane || block) return;
-    if (threadIdx.x == 0 && p->spans.counter) *p->spans.counter = 0;
-    int flags = (int)(gridDim.y * gridDim.z) * blocks, flag = flags + (int)threadIdx.x;
-    if (intervals && flag < ATTN_SM90_SPAN_FLAGS(flags)) p->spans.unfit[flag] = 0;
+    end_block_of_spans(p, plane * blocks + block, fits);
 }
 
 /* ---- bits ---------------------------------------------------------------------------------- */

@@ -8,7 +8,8 @@
  *   2. attn_sm90_backward_<name>, one per kernel of backward/variants.txt: dK and dV, the f32 dQ accumulator,
  *      the bias's gradient and parts of ALiBi's. attn_sm90_backward_params; grid schedule.grid, block
  *      ATTN_SM90_BACKWARD_THREADS(kv_tile), shared memory ATTN_SM90_BACKWARD_SMEM(...). With ATTN_INTERVALS it needs
- *      attn_sm90_interval_summary before it (on .common).
+ *      attn_sm90_interval_summary before it (on .common), and a SPANS variant attn_sm90_find_key_spans, which may run
+ *      beside 1. Where some intervals may be no spans, another variant is launched behind it.
  *
  *   3. attn_sm90_backward_postprocess_<dtype>: an accumulator in fragment order to a gradient.
  *      attn_sm90_postprocess_params; block 128, grid (ceil(rows / R), heads, batch), rows of the longest sequence. For
@@ -157,11 +158,15 @@ typedef struct attn_sm90_total_params {
  * infos of work items and Q tiles. */
 #define ATTN_SM90_BACKWARD_STATISTICS(kv_tile, stages) ((kv_tile) == 64 ? (stages) : (stages) + 2)
 #define ATTN_SM90_BACKWARD_INFO_BYTES(kv_tile) ((kv_tile) == 64 ? 1024 : 2048)
+#define ATTN_SM90_BACKWARD_ITEM_INFOS(kv_tile, stages) ((kv_tile) == 64 ? 2 : (stages) + 3)
 
 /* Shared memory of a variant, bytes: K and V tiles, the pipeline of Q tiles with dO, dS, keys of the cluster's other
  * CTA, dQ or (KV tiles of 64) P, statistics, barriers and infos. */
 #define ATTN_SM90_BACKWARD_BIAS_STAGES 2
 #define ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile) (ATTN_SM90_BACKWARD_BIAS_STAGES * 128 * 64 * ATTN_SM90_PANELS(kv_tile))
+
+/* SPANS: those of the keys of work items. */
+#define ATTN_SM90_BACKWARD_SPANS_SMEM(kv_tile, stages) (8 * (kv_tile)*ATTN_SM90_BACKWARD_ITEM_INFOS(kv_tile, stages))
 
 #define ATTN_SM90_BACKWARD_SMEM(dim, dim_v, kv_tile, stages, cluster)                                        \
     (128 * (((kv_tile) + (stages)*64) * (ATTN_SM90_PANELS(dim) + ATTN_SM90_PANELS(dim_v)) + 2 * (kv_tile)) + \

@@ -18,6 +18,10 @@
  *   by the first ATTN_CUDA_SUMMARIES(len_kv, summary_keys) blocks; clears spans.counter, if there is one.
  *   attn_sm90_params; grid (these and spans.blocks, spans.heads, spans.batch), block ATTN_SM90_SPAN_ROWS.
  *
+ *   attn_sm90_find_key_spans: spans of keys, before a SPANS variant of the backward; clears spans.counter, too. Behind
+ * it the backward's preprocess may begin early. attn_sm90_params; grid (spans.blocks, spans.heads, spans.batch), block
+ *   ATTN_SM90_SPAN_ROWS.
+ *
  *   attn_sm90_bit_tiles: mask.bit_tiles, before the others. attn_sm90_params; grid (ATTN_CUDA_BIT_TILES(len_q, len_kv,
  *   summary_keys), bits_heads, bits_batch), block 256. summary_keys: a multiple of 16, 128 at most.
  *
@@ -78,7 +82,12 @@ typedef struct attn_sm90_schedule {
  * unfit: NULL: every mask of the problem is one of spans. Else a byte of each of the pass's blocks, of each plane
  * `blocks` of them, and zeros up to ATTN_SM90_SPAN_FLAGS: intervals leave some row keys that do not lie side by side,
  * or may do so. Then the variant has no work items, but the other one, which is launched behind it and else has none.
- */
+ *
+ * The backward has spans of keys: a key's first row, and the end of its rows. A plane has those of len_kv keys and of
+ * what fills up ATTN_SM90_SPAN_ROWS of them; key 8h + g of 16 is number 2g + h, so that those of a thread's fragment
+ * lie together. After all planes, of each ATTN_SM90_SPAN_KEYS keys 4 ints: least and greatest first row, least and
+ * greatest end of rows; where some of the keys has no row, the greatest first row is 2^31 - 1, and where none has one
+ * the least is, too, and the greatest end is 0. */
 typedef struct attn_sm90_spans {
     int *of;
     unsigned char *unfit;
@@ -86,13 +95,17 @@ typedef struct attn_sm90_spans {
     int batch, heads, pitch, blocks;
 } attn_sm90_spans;
 
-#define ATTN_SM90_SPAN_ROWS 128  /* of a block of the pass at a time */
+#define ATTN_SM90_SPAN_ROWS 128  /* of a block of the pass at a time; rows, in the backward keys */
 #define ATTN_SM90_SPAN_BLOCKS 64 /* of a plane, at most */
 #define ATTN_SM90_SPAN_PITCH(len_q) (((len_q) + 1) / 2 * 2)
 #define ATTN_SM90_OWN_SPAN_BYTES (8 * ATTN_SM90_WARPGROUP_ROWS + 16) /* of a warpgroup's rows */
 #define ATTN_SM90_SPAN_BYTES(rows) ((rows) / ATTN_SM90_WARPGROUP_ROWS * ATTN_SM90_OWN_SPAN_BYTES) /* of a Q tile */
 #define ATTN_SM90_SPAN_FLAGS(blocks) (((blocks) + 15) / 16 * 16) /* bytes of flags; blocks: of all planes */
-#define ATTN_SM90_SPAN_ROOM 464                                  /* more that a SPANS variant tells of work items */
+#define ATTN_SM90_SPAN_KEYS 32
+#define ATTN_SM90_KEY_SPANS(len_kv) (((len_kv) + ATTN_SM90_SPAN_ROWS - 1) / ATTN_SM90_SPAN_ROWS * ATTN_SM90_SPAN_ROWS)
+#define ATTN_SM90_KEY_SPAN_BYTES(len_kv) \
+    (8 * ATTN_SM90_KEY_SPANS(len_kv) + 16 * (ATTN_SM90_KEY_SPANS(len_kv) / ATTN_SM90_SPAN_KEYS)) /* of a plane */
+#define ATTN_SM90_SPAN_ROOM 464   /* more that a SPANS variant tells of work items */
 #define ATTN_SM90_SPAN_SAVED 1024 /* that others have to align shared memory, which begins aligned */
 
 /* shape.o_wide: there is an o_map.

@@ -26,8 +26,8 @@
 #include "sm90/common/store.h"
 #include "sm90/common/changes.h"
 
-enum { CAUSAL, RANGES, GENERAL }; /* ATTN_MASK */
-enum { ACCUMULATED, FINALISED };  /* ATTN_DQ */
+enum { CAUSAL, SPANS, RANGES, GENERAL }; /* ATTN_MASK */
+enum { ACCUMULATED, FINALISED };         /* ATTN_DQ */
 
 struct config {
     static constexpr int step = element<ATTN_DTYPE>::step, panel_columns = element<ATTN_DTYPE>::panel_columns;
@@ -35,7 +35,8 @@ struct config {
     static constexpr int stages = ATTN_STAGES, ctas = ATTN_CLUSTER;
     static constexpr int item_rows = ctas * kv_rows; /* of K and V in a work item: neighbouring KV tiles of a cluster */
     static constexpr bool above_128 = kv_rows == 64;
-    static constexpr bool general_mask = ATTN_MASK != CAUSAL;       /* else causal, a window or none */
+    static constexpr bool spans = ATTN_MASK == SPANS;               /* each key's rows lie side by side (spans.h) */
+    static constexpr bool general_mask = ATTN_MASK >= RANGES;       /* else spans, causal, a window or none */
     static constexpr bool tables = ATTN_MASK == GENERAL;            /* with bits, and lists of blocks of any size */
     static constexpr bool changes_scores = ATTN_SCORE == SCORE_MOD; /* softcap, ALiBi, bias, dropout */
     /* What scores may be changed by; SCORE_MOD: flags say which of it, else it is (has()). */
@@ -46,7 +47,7 @@ struct config {
     static constexpr bool may_cap = changes & FLAG_SOFTCAP, may_drop = changes & FLAG_DROPOUT,
                           may_slope = changes & FLAG_ALIBI;
     static constexpr bool bias = ATTN_SCORE & BIAS; /* bias.h */
-    /* Causal variants for ALiBi see no key after its row. */
+    /* Causal variants for ALiBi, and those of spans, see no key after its row. */
     static constexpr bool alibi_is_linear = !changes_scores && !general_mask;
     static constexpr bool plain = !general_mask && !changes;
 
@@ -67,10 +68,10 @@ struct config {
     /* How dQ is accumulated (dq.h). */
     static constexpr bool finalises_dq = ATTN_DQ == FINALISED;
     static constexpr bool head_persistent_dq =
-        !general_mask && !finalises_dq && ATTN_SM90_BACKWARD_HEAD_PERSISTENT(dim);
+        !general_mask && !spans && !finalises_dq && ATTN_SM90_BACKWARD_HEAD_PERSISTENT(dim);
     static constexpr bool fuses_postprocess = !above_128 && !general_mask;
     /* How work items are cut (scheduler.h). */
-    static constexpr bool stream_k = !general_mask && !finalises_dq;
+    static constexpr bool stream_k = !general_mask && !spans && !finalises_dq;
 
     /* What registers suffice for. */
     static constexpr bool k_registers = dim <= 64;   /* K is held as fragments, else read from shared memory */

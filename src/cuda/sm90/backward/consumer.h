@@ -6,6 +6,7 @@
 #include "sm90/common/tile.h"
 #include "sm90/backward/pipeline.h"
 #include "sm90/backward/products.h"
+#include "sm90/backward/spans.h"
 
 typedef struct consumer {
     int group;
@@ -52,12 +53,16 @@ DEVICE void wait_kv(const attn_sm90_params *p, const shared *s, consumer *c, con
                       clamp(left - (int)s->peer * config::kv_rows, 0, config::kv_rows));
         sync_warpgroup(c->group);
     }
-    if constexpr (config::general_mask) {
+    if constexpr (config::general_mask || config::spans) {
         const work_item *seq = &item->seq;
-        int hidden = first_key_of(&p->mask, seq->batch, seq->len_kv) - item->key0;
+        int hidden = first_key_of(&p->mask, seq->batch, seq->len_kv) - item->first_key;
         if (hidden > 0) {
-            zero_rows(k, PANELS, config::kv_rows, 0, min(hidden, config::kv_rows));
-            zero_rows(v, PANELS_V, config::kv_rows, 0, min(hidden, config::kv_rows));
+            int own = clamp(hidden - (int)s->rank * config::kv_rows, 0, config::kv_rows);
+            zero_rows(k, PANELS, config::kv_rows, 0, own);
+            zero_rows(v, PANELS_V, config::kv_rows, 0, own);
+            if (config::ctas == 2)
+                zero_rows(s->peer_k, PEER_PANELS, config::kv_rows, 0,
+                          clamp(hidden - (int)s->peer * config::kv_rows, 0, config::kv_rows));
             sync_warpgroup(c->group);
         }
     }
@@ -76,6 +81,13 @@ DEVICE void wait_q_tile(const attn_sm90_params *p, const shared *s, const consum
     zero_tail(q_address(s, slot), PANELS, Q_ROWS, valid);
     zero_tail(dout_address(s, slot), PANELS_V, Q_ROWS, valid);
     sync_warpgroup(c->group);
+}
+
+/* SPANS: of the thread's two keys, of those from the work item's key `first` on. */
+DEVICE void load_thread_spans(const shared *s, const consumer *c, int first, u32 *spans)
+{
+    u32 thread = thread_of(c) % 128;
+    load_shared_words(spans_address(s, c->at.items) + 8 * first + thread / 32 * 128 + thread % 32 / 4 * 16, spans);
 }
 
 /* A warpgroup's dS of the Q tile in hand to its rows of a buffer, from the KV tile's row `first` on, when what was

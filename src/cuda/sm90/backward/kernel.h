@@ -8,6 +8,7 @@
 #include "sm90/backward/products.h"
 #include "sm90/backward/pipeline.h"
 #include "sm90/backward/scheduler.h"
+#include "sm90/backward/spans.h"
 #include "sm90/backward/q_tiles.h"
 #include "sm90/backward/mask.h"
 #include "sm90/backward/score.h"
@@ -54,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(config::threads, 1)
     PASTE(attn_sm90_backward_, ATTN_NAME)(const __grid_constant__ variant_params all)
 {
     const attn_sm90_backward_params &params = (const attn_sm90_backward_params &)all;
+    if (config::general_mask && is_left_nothing(&params.common)) return;
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
     barriers_init(&s, (config::finalises_dq || params.dq_semaphores));

@@ -137,11 +137,14 @@ DEVICE void mainloop_dkv(const attn_sm90_backward_params *params, const shared *
             if (unlikely(info.masked & BY_RANGES)) seen = pairs_of(p, item, &info, first);
         }
 
+        u32 spans[4];
+        if constexpr (config::spans) load_thread_spans(s, c, first, spans);
         if (LSE_FIRST) load_ahead<LSE_AHEAD>(lse, statistics);
         issue_s(c, score, k, q);
         if (DP_EARLY) issue_dp(c, dp, v, dout);
         if (LSE_FIRST) info.masked = opaque(info.masked); /* waited for after the product, not within */
-        if (!config::general_mask && unlikely(info.masked)) seen = pairs_of(p, item, &info, first);
+        if (!config::general_mask && unlikely(info.masked))
+            seen = config::spans ? pairs_of_spans(&info, spans) : pairs_of(p, item, &info, first);
         if (!LSE_FIRST) load_ahead<LSE_AHEAD>(lse, statistics);
         wgmma_wait(DP_EARLY ? 1 : 0);
         pin_floats(score, Q_ROWS / 2);

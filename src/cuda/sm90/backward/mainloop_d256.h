@@ -181,7 +181,11 @@ DEVICE void mainloop_dv(const attn_sm90_backward_params *params, const shared *s
         visible_pairs seen;
         key_bits bits = { { 0, 0 } };
         if (config::tables && info->masked & BY_BITS) bits = load_key_bits(p, item, info, 0);
-        if (unlikely(config::general_mask ? info->masked & BY_RANGES : info->masked)) seen = pairs_of(p, item, info, 0);
+        if (unlikely(config::general_mask ? info->masked & BY_RANGES : info->masked)) {
+            u32 spans[4];
+            if constexpr (config::spans) load_thread_spans(s, c, 0, spans);
+            seen = config::spans ? pairs_of_spans(info, spans) : pairs_of(p, item, info, 0);
+        }
 
         wgmma_fence();
         issue_shared(score, k, uniform(q_address(s, slot)), config::dim);

@@ -3,6 +3,7 @@
 #define ATTN_CUDA_SM90_BACKWARD_MASK_H
 
 #include "common/mask.h"
+#include "common/mask_key.h"
 #include "common/mask_pair.h"
 #include "sm90/common/bits.h"
 #include "sm90/common/columns.h"
@@ -30,13 +31,8 @@ DEVICE u32 ranged_columns(const attn_cuda_mask *m, const work_item *seq, const q
     int shift = seq->len_kv - seq->len_q, first = key - m->right - shift, end = key + m->left - shift + 1;
     if constexpr (config::general_mask) {
         sequence_ranges ranges = ranges_of_sequence(m, seq->batch, seq->len_q, seq->len_kv);
-        if (key < ranges.first) return 0;
-        first = key - ranges.hi + 1, end = key - ranges.lo + 1;
-        if (key < ranges.prefix) first = 0, end = seq->len_q;
-        if (m->chunk) {
-            int start = key / m->chunk * m->chunk - shift;
-            first = max(first, start), end = min(end, start + m->chunk);
-        }
+        int2 rows = rows_of_key(m, &ranges, seq, key);
+        first = rows.x, end = rows.y;
     }
     return row_columns(info, first, end);
 }
@@ -54,6 +50,16 @@ DEVICE u32 columns_of_key(const attn_sm90_params *p, const work_item *seq, const
         }
     }
     return columns;
+}
+
+/* SPANS: of two keys whose spans are given. */
+DEVICE visible_pairs pairs_of_spans(const q_tile_info *info, const u32 *spans)
+{
+    u32 columns[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        columns[i] = columns_between((int)spans[2 * i] - info->row0, (int)spans[2 * i + 1] - info->row0, Q_ROWS / 4);
+    return { columns[0] | columns[1] << 16 };
 }
 
 /* A Q tile's rows have one list, and a warpgroup's keys one block. RANGES variants take no others (kernel.h:

@@ -8,6 +8,7 @@
 #include "sm90/backward/pipeline.h"
 #include "sm90/backward/q_tiles.h"
 #include "sm90/backward/scheduler.h"
+#include "sm90/backward/spans.h"
 #include "sm90/common/work_item.h"
 
 typedef struct producer {
@@ -51,7 +52,9 @@ DEVICE void load_kv(const attn_sm90_params *p, const shared *s, const kv_item *i
         *item_info(s, at->at.items) = *item;
         if (item->has_tiles > 0) {
             int batch = is_packed(p) ? 0 : item->seq.batch, key = item->seq.start_kv + item->key0;
-            barrier_expect(full, K_TILE + (config::above_128 ? V_TILE : 0) + PEER_TILE);
+            barrier_expect(full, K_TILE + (config::above_128 ? V_TILE : 0) + PEER_TILE + SPAN_BYTES);
+            if constexpr (config::spans)
+                bulk_load(spans_address(s, at->at.items), spans_of(p, item, item->key0), SPAN_BYTES, full);
             load_panels(config::above_128 ? s->k : q_address(s, slot), &p->k_map, full, 0, PANELS, KV_PANEL,
                         item->kv_head, key, batch);
             if (config::above_128) load_panels(s->v, &p->v_map, full, 0, PANELS_V, KV_PANEL, item->kv_head, key, batch);
@@ -140,8 +143,9 @@ DEVICE void produce(const attn_sm90_backward_params *params, const shared *s)
     producer at = { { 0, 1 } };
     kv_item item = { { 0 } };
     pipeline_start(&at.at);
-    for (int index = next_item(params, s, -1, &at.index); index < params->schedule.total;
-         index = next_item(params, s, index, &at.index)) {
+    bool leaves = config::spans && leaves_to_next(p);
+    for (int index = leaves ? params->schedule.total : next_item(params, s, -1, &at.index);
+         index < params->schedule.total; index = next_item(params, s, index, &at.index)) {
         if (!item_at(params, index, &item)) continue;
         if constexpr (config::fuses_postprocess)
             if (is_postprocess(&item)) {

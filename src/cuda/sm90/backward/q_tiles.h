@@ -7,7 +7,13 @@
 #include "common/mask.h"
 #include "sm90/backward/mask.h"
 #include "sm90/backward/scheduler.h"
+#include "sm90/backward/spans.h"
 #include "sm90/common/work_item.h"
+
+/* Rows [first, end) of Q. */
+typedef struct row_bounds {
+    int first, end;
+} row_bounds;
 
 /* Where the walk over a work item's Q tiles is: head by head, tiles [first, end). General masks: tiles [from, from +
  * 32) are judged, `seen` and not yet taken, inside where bits and lists alone hide pairs; those from `ahead` on are to
@@ -18,17 +24,16 @@ struct judged_tiles {
 };
 using judged = members<judged_tiles, config::general_mask>;
 
-struct q_walk : judged {
+/* SPANS: rows [first, end) that see all keys of the CTA's KV tile. */
+using rows_of_all = members<row_bounds, config::spans>;
+
+struct q_walk : judged, rows_of_all {
     int head, first, end, ahead, from, left;
     u32 seen, full;
 };
 
-/* Rows [first, end) of Q outside which none sees keys of the work item. */
-typedef struct row_bounds {
-    int first, end;
-} row_bounds;
-
-/* A row at t sees keys from t - left to t + right; of chunks and intervals the first and last key and their summary
+/* Rows outside which none sees keys of the work item.
+ * A row at t sees keys from t - left to t + right; of chunks and intervals the first and last key and their summary
  * decide. */
 DEVICE row_bounds rows_of(const attn_sm90_params *p, const work_item *seq, int key0)
 {
@@ -56,25 +61,38 @@ DEVICE q_walk walk_start(const attn_sm90_params *p, const kv_item *item)
     row_bounds rows = { 0, item->seq.len_q };
     work_item seq = item->seq;
     seq.head = item->first_head;
-    if (item->first_key >= seq.len_kv)
+    if constexpr (config::spans) {
+        span_bounds bounds = bounds_of(p, item, item->first_key, config::item_rows);
+        rows = { bounds.first_least, bounds.end_most };
+    } else if (item->first_key >= seq.len_kv)
         rows.end = 0;
     else if (!config::general_mask || !(p->shape.flags & FLAG_DETERMINISTIC))
         rows = rows_of(p, &seq, item->first_key);
     if (config::finalises_dq && item->first_key == 0) rows.first = 0; /* it finalises rows without keys, too */
     int first = rows.first / Q_ROWS;
-    q_walk at = { {}, item->first_head, first, (max(rows.end, 0) + Q_ROWS - 1) / Q_ROWS, first, 0, item->most_tiles, 0,
-                  0 };
+    q_walk at = { {},    {}, item->first_head, first, (max(rows.end, 0) + Q_ROWS - 1) / Q_ROWS,
+                  first, 0,  item->most_tiles, 0,     0 };
+    if constexpr (config::spans) {
+        span_bounds own = bounds_of(p, item, item->key0, config::kv_rows);
+        *at.rows_of_all::get() = { own.first_most, own.end_least };
+    }
     if (config::stream_k && item->skip) at.head += item->skip / at.end, at.ahead = item->skip % at.end;
     return at;
 }
 
-/* Causal, a window or no mask: the next Q tile is known by arithmetic. False: there is none. */
+/* Spans, causal, a window or no mask: the next Q tile is known by arithmetic. False: there is none. */
 DEVICE bool next_by_arithmetic(const attn_sm90_params *p, kv_item *item, q_walk *at, q_tile_info *info)
 {
     const work_item *seq = &item->seq;
     if (at->ahead >= at->end) at->head++, at->ahead = at->first;
     if (at->head >= item->end_head || at->ahead >= at->end || (config::stream_k && !at->left--)) return false;
     info->head = at->head, info->row0 = at->ahead++ * Q_ROWS;
+    if constexpr (config::spans) {
+        const row_bounds *all = at->rows_of_all::get();
+        info->masked = info->row0 < all->first || min(info->row0 + Q_ROWS, seq->len_q) > all->end;
+        if (config::bias && p->shape.flags & FLAG_LENS_Q) info->masked |= info->row0 + Q_ROWS > seq->len_q;
+        return true;
+    }
     int last = item->key0 + config::kv_rows - 1, seen = seq->len_kv - 1; /* seen: the last key that the rows see */
     info->masked = last > seen;
     if (p->shape.flags & (FLAG_CAUSAL | FLAG_WINDOW)) {

@@ -44,7 +44,7 @@ struct distances {
 DEVICE distances distances_of(const attn_sm90_params *p, const kv_item *item, const q_tile_info *info, int first)
 {
     const work_item *seq = &item->seq;
-    if constexpr (config::general_mask) {
+    if constexpr (config::general_mask || config::spans) {
         long long t = row_of(info, 0) + position_shift(&p->mask, seq->batch, seq->len_q, seq->len_kv);
         return { { (float)(t - key_of(item, first, 0)), (float)(t - key_of(item, first, 2)) } };
     }

@@ -114,6 +114,10 @@ typedef struct infos {
 
 static_assert(sizeof(barriers) + sizeof(infos) <= ATTN_SM90_BACKWARD_INFO_BYTES(config::kv_rows), "no room for them");
 
+/* SPANS: the spans of a KV tile's keys, of as many work items as have an info, after the infos. */
+constexpr int SPAN_BYTES = config::spans ? 8 * config::kv_rows : 0;
+static_assert(ITEM_INFOS == ATTN_SM90_BACKWARD_ITEM_INFOS(config::kv_rows, config::stages), "the host counts others");
+
 /* Addresses in shared memory of the first of each kind of tile, and of the barriers. */
 typedef struct shared {
     u32 k, v, q, dout, ds, dq, p, peer_k, statistics, barriers;

@@ -124,9 +124,27 @@ static attn_status load(const attn_cuda_problem *problem, const attn_cuda_contex
     for (size_t i = 0; i < sizeof functions / sizeof *functions && !status; i++)
         if (functions[i].wanted)
             status = attn_cuda_load_dtype(context, d->dtype, functions[i].stem, functions[i].function);
+    const attn_cuda_kernel *instead = plan->base.instead.kernel;
+    if (!status && instead) status = attn_cuda_load(context, instead, instead->symbol, instead->shared, &plan->instead);
     if (!status && d->flags & (ATTN_ALIBI | ATTN_SINK))
         status = attn_cuda_load(context, NULL, "attn_sm90_backward_total", 0, &plan->totals);
     return status;
+}
+
+/* The variant behind one of spans, whose work items add to dQ, and split query heads, as its do. best: NULL: whether
+ * there is one. */
+static bool find_instead(const attn_cuda_problem *of, const attn_sm90_backward_choice *spans,
+                         attn_sm90_backward_choice *best)
+{
+    attn_cuda_choice choice;
+    attn_overrides same = { .set = { false } };
+    attn_override(&same, ATTN_STRATEGY_SPLIT_GQA, spans->schedule.splits);
+    attn_override(&same, ATTN_STRATEGY_DQ_POSTPROCESS, ATTN_DQ_SEPARATE);
+    attn_override(&same, ATTN_STRATEGY_STREAM_K, 0);
+    if (!attn_sm90_find_instead(of, spans->base.kernel, &same, best ? &choice : NULL)) return false;
+    attn_tiles tiles = { .overrides = &same };
+    attn_cuda_problem problem = { of->desc, of->device, of->pairs, &tiles };
+    return !best || attn_sm90_cost_backward(&problem, choice.kernel, best);
 }
 
 static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel, attn_cuda_choice *choice)
@@ -134,17 +152,21 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
     attn_sm90_backward_choice c;
     bool can = attn_sm90_cost_backward(problem, kernel, &c);
     *choice = c.base;
-    return can;
+    if (!can || !attn_sm90_wants_instead(problem->desc, kernel) || find_instead(problem, &c, NULL)) return can;
+    choice->why_not = attn_sm90_no_instead;
+    return false;
 }
 
 static attn_status create(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *cuda)
 {
     attn_sm90_backward_plan *plan = (attn_sm90_backward_plan *)cuda;
     const attn_desc *d = problem->desc;
-    attn_sm90_backward_choice c;
+    attn_sm90_backward_choice c, instead;
     attn_sm90_cost_backward(problem, cuda->chosen.kernel, &c);
     cuda->chosen = c.base;
     cuda->decided = attn_sm90_decided_backward(d, &c);
+    if (attn_sm90_wants_instead(d, c.base.kernel) && find_instead(problem, &c, &instead))
+        plan->base.instead = instead.base, plan->instead_schedule = instead.schedule;
     attn_sm90_start(d, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c, plan), &plan->base);
     if (!status) status = fill(d, &c, plan);

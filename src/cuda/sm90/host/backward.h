@@ -24,6 +24,8 @@ typedef struct attn_sm90_backward_plan {
     uint64_t stats, dq_accumulator, dk_partials, dv_partials, dq_semaphores, dq_additions, alibi_parts,
         sink_parts;                                                                /* byte offsets */
     CUfunction preprocess, postprocess, merge, totals, fallback_kv, fallback_bias; /* NULL: not needed */
+    CUfunction instead;                                                            /* base.instead's */
+    attn_sm90_backward_schedule instead_schedule;                                  /* all that it has of its own */
     attn_sm90_backward_bias_params params; /* complete but for addresses and seeds; of variants of a bias all of it */
 } attn_sm90_backward_plan;
 

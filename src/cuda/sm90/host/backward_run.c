@@ -77,11 +77,13 @@ static void bind_variant(const attn_cuda_call *c, attn_sm90_backward_params *p)
 
 /* ---- launches ------------------------------------------------------------------------------ */
 
-static attn_status preprocess(const attn_cuda_call *c, attn_sm90_backward_params *p)
+/* beside: the pass of spans, which was launched before it. */
+static attn_status preprocess(const attn_cuda_call *c, bool beside, attn_sm90_backward_params *p)
 {
     const attn_desc *d = &c->plan->desc;
-    return attn_cuda_launch(c, "attn_sm90_backward_preprocess", plan_of(c)->preprocess, attn_ceil_div(d->len_q, TILE),
-                            d->heads_q, d->batch, 256, p);
+    return (beside ? attn_cuda_launch_beside : attn_cuda_launch)(c, "attn_sm90_backward_preprocess",
+                                                                 plan_of(c)->preprocess, attn_ceil_div(d->len_q, TILE),
+                                                                 d->heads_q, d->batch, 256, p);
 }
 
 static attn_status postprocess(const attn_cuda_call *c, attn_sm90_postprocess_params *p)
@@ -214,7 +216,7 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
     p->alibi_count = (int)attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS);
     attn_status status = attn_sm90_widen_bits(c, &p->common);
     attn_cuda_backward_params f = fallback_of(d, p);
-    if (!status) status = preprocess(c, p);
+    if (!status) status = preprocess(c, false, p);
     if (!status)
         status = attn_cuda_launch(c, "attn_sm90_backward_fallback_q", plan_of(c)->base.fallback.function,
                                   attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS), d->heads_q, d->batch, 256, &f);
@@ -223,6 +225,16 @@ static attn_status run_fallback(const attn_cuda_call *c, attn_sm90_backward_para
                                   attn_ceil_div(d->len_kv, ATTN_CUDA_FALLBACK_ROWS), d->heads_kv, d->batch, 256, &f);
     if (!status && p->grad.bias) status = run_bias(c, f);
     return status;
+}
+
+/* Behind a variant of spans, with its parameters but for the schedule. */
+static attn_status run_instead(const attn_cuda_call *c, const attn_sm90_backward_bias_params *of)
+{
+    const attn_sm90_backward_plan *l = plan_of(c);
+    attn_sm90_backward_bias_params p = *of;
+    p.common.schedule = l->instead_schedule;
+    if (l->base.instead.dynamic) p.common.schedule.counter = attn_cuda_at(c, l->base.counter);
+    return attn_cuda_launch_early(c, l->base.instead.kernel, l->instead, p.common.schedule.grid, &p);
 }
 
 static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_bias_params *params)
@@ -234,13 +246,15 @@ static attn_status run_variant(const attn_cuda_call *c, attn_sm90_backward_bias_
     bind_variant(c, p);
     attn_status status = attn_sm90_bind_map(c, ATTN_SM90_GRAD_O, &p->grad_o_map);
     if (!status && attn_sm90_maps_bias(k)) status = attn_sm90_bind_map(c, ATTN_SM90_BIAS_MAP, &params->bias_map);
-    if (!status) status = attn_sm90_prepare(c, &p->common, p->schedule.counter);
     if (bias_after) p->grad.bias = NULL;
     if (!status && p->grad.bias && !attn_sm90_stores_bias_gradient(k, d))
         status = attn_cuda_clear(c, p->grad.bias, (size_t)attn_bias_count(d) * sizeof *p->grad.bias);
-    if (!status) status = preprocess(c, p);
+    bool counts = c->cuda->chosen.dynamic || plan_of(c)->base.instead.dynamic;
+    if (!status) status = attn_sm90_prepare(c, &p->common, counts ? attn_cuda_at(c, plan_of(c)->base.counter) : NULL);
+    if (!status) status = preprocess(c, plan_of(c)->base.find_spans, p);
     p->common.shape.flags = flags_of_gradients(d);
     if (!status) status = attn_cuda_launch_variant(c, plan_of(c)->base.variant, p->schedule.grid, params);
+    if (!status && plan_of(c)->instead) status = run_instead(c, params);
     if (!status && !attn_sm90_finalises_dq(&p->schedule) && !p->schedule.postprocess_items)
         status = postprocess_dq(c, p);
     if (!status && p->schedule.splits > 1) status = postprocess_dkv(c, p);

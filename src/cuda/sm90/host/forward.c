@@ -16,32 +16,16 @@ typedef struct forward_plan {
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-/* A variant of spans does not take all intervals: the best of those that do, which then computes the problem. best:
- * NULL: whether there is one. */
+/* The variant behind one of spans, which splits no keys either. best: NULL: whether there is one. */
 static bool find_instead(const attn_cuda_problem *of, const attn_cuda_kernel *spans, attn_sm90_forward_choice *best)
 {
-    int count;
-    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    attn_cuda_choice choice;
     attn_overrides one = { .set = { false } };
     attn_override(&one, ATTN_STRATEGY_SPLIT_KV, 1);
+    if (!attn_sm90_find_instead(of, spans, &one, best ? &choice : NULL)) return false;
     attn_tiles tiles = { .overrides = &one };
     attn_cuda_problem problem = { of->desc, of->device, of->pairs, &tiles };
-    if (best) best->base.kernel = NULL;
-    for (int i = 0; i < count; i++) {
-        attn_sm90_forward_choice c;
-        const attn_cuda_kernel *k = &kernels[i];
-        bool takes = k->arch == spans->arch && k->form == ATTN_CUDA_FORWARD && !k->spans &&
-                     !attn_cuda_obstacle(k, of->desc) && attn_cuda_can_load(k);
-        if (!takes || !attn_sm90_cost_forward(&problem, k, &c)) continue;
-        if (!best) return true;
-        if (!best->base.kernel || c.base.choice.seconds < best->base.choice.seconds) *best = c;
-    }
-    return best && best->base.kernel;
-}
-
-static bool wants_instead(const attn_desc *d, const attn_cuda_kernel *k)
-{
-    return k->spans && d->flags & ATTN_INTERVALS;
+    return !best || attn_sm90_cost_forward(&problem, choice.kernel, best);
 }
 
 static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *kernel, attn_cuda_choice *choice)
@@ -49,8 +33,8 @@ static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *ke
     attn_sm90_forward_choice c;
     bool can = attn_sm90_cost_forward(problem, kernel, &c);
     *choice = c.base;
-    if (!can || !wants_instead(problem->desc, kernel) || find_instead(problem, kernel, NULL)) return can;
-    choice->why_not = "no variant is there for intervals that are no spans";
+    if (!can || !attn_sm90_wants_instead(problem->desc, kernel) || find_instead(problem, kernel, NULL)) return can;
+    choice->why_not = attn_sm90_no_instead;
     return false;
 }
 
@@ -113,7 +97,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
     attn_sm90_cost_forward(problem, cuda->chosen.kernel, &c);
     cuda->chosen = c.base;
     cuda->decided = attn_sm90_decided_forward(d, &c);
-    if (wants_instead(d, c.base.kernel) && find_instead(problem, c.base.kernel, &instead))
+    if (attn_sm90_wants_instead(d, c.base.kernel) && find_instead(problem, c.base.kernel, &instead))
         plan->base.instead = instead.base;
     attn_sm90_start(d, &plan->base);
     attn_status status = attn_sm90_lay_out(d, lay_out(d, &c.schedule, plan), &plan->base);

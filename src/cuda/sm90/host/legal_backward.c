@@ -29,8 +29,9 @@ const char *attn_sm90_not_fused(const attn_sm90_backward_problem *p)
     for (int i = 0; i < 3; i++)
         wide = wide && d->grad_q_stride[i] % 8 == 0;
     if (!wide) return "dq-postprocess=fused: rows of grad_q are not of whole 16 bytes, or f32";
-    if (p->kernel->kv_tile != 128 || is_general(p->kernel))
-        return "dq-postprocess=fused: only kernels of 128 keys for causal or window masks have it";
+    if (p->kernel->kv_tile != 128 || (is_general(p->kernel) && !p->kernel->spans))
+        return "dq-postprocess=fused: only kernels of 128 keys for causal or window masks, or spans, have it";
+    if (attn_sm90_wants_instead(d, p->kernel)) return "dq-postprocess=fused: another kernel is behind this one";
     return d->flags & (ATTN_CUDA_LENGTHS | ATTN_DETERMINISTIC)
                ? "dq-postprocess=fused: lengths are not the problem's own, or dQ has a fixed order"
                : NULL;

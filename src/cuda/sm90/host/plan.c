@@ -2,6 +2,7 @@
 #include "cuda/sm90/host/sm90.h"
 
 #include "base/error.h"
+#include "cuda/arch.h"
 #include "num/half.h"
 #include "problem/desc.h"
 
@@ -29,7 +30,7 @@ void attn_sm90_start(const attn_desc *d, attn_sm90_plan *plan)
 
 static int64_t summary_count(const attn_desc *d, const attn_cuda_kernel *k)
 {
-    return d->flags & ATTN_INTERVALS && k->tma ? ATTN_CUDA_SUMMARIES(d->len_kv, k->kv_tile) : 0;
+    return d->flags & ATTN_INTERVALS && k->tma && !k->spans ? ATTN_CUDA_SUMMARIES(d->len_kv, k->kv_tile) : 0;
 }
 
 /* Words of the forward's interval tiles. */
@@ -65,7 +66,9 @@ static double bit_tiles(const attn_desc *d, const attn_cuda_kernel *k)
 static double span_bytes(const attn_desc *d, const attn_cuda_kernel *k)
 {
     if (!k->spans) return 0;
-    double rows = (double)attn_sm90_span_batch(d) * (double)attn_sm90_span_heads(d) * (double)(d->len_q + 1);
+    double planes = (double)attn_sm90_span_batch(d) * (double)attn_sm90_span_heads(d);
+    if (d->direction == ATTN_BACKWARD) return planes * (double)ATTN_SM90_KEY_SPAN_BYTES(d->len_kv);
+    double rows = planes * (double)(d->len_q + 1);
     return 8 * rows + ATTN_SM90_SPAN_BYTES(k->q_tile);
 }
 
@@ -101,6 +104,33 @@ attn_status attn_sm90_lay_out(const attn_desc *d, bool fits, attn_sm90_plan *pla
 {
     if (fits && lay_out(d, plan)) return ATTN_OK;
     return attn_cuda_too_large(d);
+}
+
+/* ---- spans ----------------------------------------------------------------------------------- */
+
+const char attn_sm90_no_instead[] = "no variant is there for intervals that are no spans";
+
+bool attn_sm90_find_instead(const attn_cuda_problem *of, const attn_cuda_kernel *spans, const attn_overrides *words,
+                            attn_cuda_choice *best)
+{
+    int count;
+    const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
+    attn_tiles tiles = { .overrides = words };
+    attn_cuda_problem problem = { of->desc, of->device, of->pairs, &tiles };
+    if (best) best->kernel = NULL;
+    for (int i = 0; i < count; i++) {
+        attn_cuda_choice c;
+        const attn_cuda_kernel *k = &kernels[i];
+        bool backward = k->form == ATTN_CUDA_BACKWARD; /* shares maps and the workspace */
+        bool takes =
+            k->arch == spans->arch && k->form == spans->form && !k->spans &&
+            (!backward || (k->dim == spans->dim && k->dim_v == spans->dim_v && k->kv_tile == spans->kv_tile)) &&
+            !attn_cuda_obstacle(k, of->desc) && attn_cuda_can_load(k);
+        if (!takes || !attn_cuda_pass_of(k)->predict(&problem, k, &c)) continue;
+        if (!best) return true;
+        if (!best->kernel || c.choice.seconds < best->choice.seconds) *best = c;
+    }
+    return best && best->kernel;
 }
 
 /* ---- time ---------------------------------------------------------------------------------- */
@@ -141,9 +171,11 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
         status = attn_cuda_load(context, NULL, "attn_sm90_widen_bits", 0, &plan->widen_bits);
     if (status || !attn_cuda_is_variant(k)) return status;
     status = attn_cuda_load(context, k, k->symbol, k->shared, &plan->variant);
-    if (!status && summary_count(d, k) && !k->spans)
+    bool finds = k->spans && d->direction == ATTN_FORWARD; /* the summaries, too */
+    if (!status && summary_count(d, summarised(plan)) && !finds)
         status = attn_cuda_load(context, NULL, "attn_sm90_interval_summary", 0, &plan->summarise);
-    if (!status && k->spans) status = attn_cuda_load(context, NULL, "attn_sm90_find_spans", 0, &plan->find_spans);
+    const char *pass = d->direction == ATTN_FORWARD ? "attn_sm90_find_spans" : "attn_sm90_find_key_spans";
+    if (!status && k->spans) status = attn_cuda_load(context, NULL, pass, 0, &plan->find_spans);
     if (!status && attn_sm90_summarises_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_bit_tiles", 0, &plan->find_bit_tiles);
     if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
@@ -168,9 +200,11 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;
     int copied = 0, widened = own->widen ? 2 : 0, tensors = attn_sm90_tensors(d);
-    if (own->find_spans) attn_say(words, "spans      a pass finds the first and the last key of each row\n");
+    bool of_keys = d->direction == ATTN_BACKWARD;
+    const char *one = of_keys ? "key" : "row", *other = of_keys ? "row" : "key";
+    if (own->find_spans) attn_say(words, "spans      a pass finds the first and the last %s of each %s\n", other, one);
     if (own->instead.kernel)
-        attn_say(words, "           keys of a row that lie apart: %s computes all, as the device finds\n",
+        attn_say(words, "           %ss of a %s that lie apart: %s computes all, as the device finds\n", other, one,
                  own->instead.kernel->name);
     if (own->widen_bits)
         attn_say(words, "bits       of the last %lld keys are widened to all first, %.4g MiB\n",

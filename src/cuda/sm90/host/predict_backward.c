@@ -22,6 +22,11 @@ static const int64_t share_least = 8;     /* Q tiles: fewer are not worth a work
 static const double late_rounds = 0.2;    /* [m] as in the forward */
 static const double interval_clocks = 700; /* [m] of an iteration: each key has its own ends of rows */
 
+static const double judging = 1800;         /* [m] of a work item whose Q tiles are judged one by one, */
+static const double judging_run = 4200;     /* [m] and of a run */
+static const double spans_seconds = 2e-6;   /* [e] to find spans, beside the preprocess */
+static const double instead_seconds = 9e-6; /* [e] of the variant behind one of spans, and the summary that it reads */
+
 /* [m] of an iteration: a fixed order, and who begins late; of one CTA, of a cluster. */
 static const double semaphore_share[] = { 0.09, 0.04 };
 
@@ -54,6 +59,7 @@ void attn_sm90_backward_clocks(const attn_cuda_device *device, const attn_cuda_k
     clocks[ATTN_PER_TILE] = item_clocks;
     clocks[ATTN_PER_MIXED] = mixed_clocks;
     clocks[ATTN_PER_RUN] = 3 * machine->start * machine->hertz;
+    if (k->features & ATTN_CHUNK && !k->spans) clocks[ATTN_PER_RUN] += judging_run, clocks[ATTN_PER_EDGE] = judging;
     clocks[ATTN_PER_FAR] = machine->hertz * device->multiprocessors / attn_cuda_bandwidth(device, "l2");
 }
 
@@ -177,9 +183,10 @@ attn_sm90_backward_choice attn_sm90_predict_backward(const attn_sm90_backward_pr
     double all = 0;
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
-    if (d->flags & ATTN_INTERVALS) all += count[ATTN_PER_STEP] * interval_clocks;
+    if (d->flags & ATTN_INTERVALS && !k->spans) all += count[ATTN_PER_STEP] * interval_clocks;
     double start = attn_cuda_machine_of(p->device)->start;
     double others = way.splits > 1 ? 2 * start : over ? start : 0;
+    if (k->spans) others += spans_seconds + (attn_sm90_wants_instead(d, k) ? instead_seconds : 0);
     others += attn_sm90_bits_seconds(d, k, p->device) + attn_sm90_repack_seconds(d, k, p->device);
     attn_cuda_set_time(p->device, all, others, &c.base.choice);
     c.base.choice.level[0].bytes = within + bytes.around + partials;

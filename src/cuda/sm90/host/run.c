@@ -53,20 +53,22 @@ static attn_status find_spans(const attn_cuda_call *c, const attn_sm90_plan *pla
                               unsigned *counter)
 {
     const attn_desc *d = &c->plan->desc;
+    bool of_keys = d->direction == ATTN_BACKWARD;
     int64_t blocks = attn_sm90_span_blocks(d), summaries = 0;
-    p->spans = (attn_sm90_spans){ .of = attn_cuda_at(c, plan->spans_at),
-                                  .counter = counter,
-                                  .batch = (int)attn_sm90_span_batch(d),
-                                  .heads = (int)attn_sm90_span_heads(d),
-                                  .pitch = (int)ATTN_SM90_SPAN_PITCH(d->len_q),
-                                  .blocks = (int)blocks };
-    if (plan->instead.kernel) {
+    p->spans =
+        (attn_sm90_spans){ .of = attn_cuda_at(c, plan->spans_at),
+                           .counter = counter,
+                           .batch = (int)attn_sm90_span_batch(d),
+                           .heads = (int)attn_sm90_span_heads(d),
+                           .pitch = (int)(of_keys ? ATTN_SM90_KEY_SPANS(d->len_kv) : ATTN_SM90_SPAN_PITCH(d->len_q)),
+                           .blocks = (int)blocks };
+    if (plan->instead.kernel) p->spans.unfit = attn_cuda_at(c, plan->flags_at);
+    if (plan->instead.kernel && !of_keys) {
         summaries = ATTN_CUDA_SUMMARIES(d->len_kv, p->mask.summary_keys);
         take_summaries(c, plan, p);
-        p->spans.unfit = attn_cuda_at(c, plan->flags_at);
     }
-    return attn_cuda_launch(c, "attn_sm90_find_spans", plan->find_spans, summaries + blocks, p->spans.heads,
-                            p->spans.batch, ATTN_SM90_SPAN_ROWS, p);
+    return attn_cuda_launch(c, of_keys ? "attn_sm90_find_key_spans" : "attn_sm90_find_spans", plan->find_spans,
+                            summaries + blocks, p->spans.heads, p->spans.batch, ATTN_SM90_SPAN_ROWS, p);
 }
 
 attn_status attn_sm90_bind_maps(const attn_cuda_call *c, attn_sm90_params *p)

@@ -141,8 +141,8 @@ static inline bool attn_sm90_widens_bits(const attn_desc *desc, const attn_cuda_
     return desc->bits_keys && (kernel->tma || desc->direction == ATTN_BACKWARD);
 }
 
-/* Planes of the spans that a kernel before the variant finds: of intervals, one for each head that has its own, of each
- * sequence; else one of a sequence where all are alike. */
+/* Planes of the spans that a kernel before the variant finds, of rows, or in the backward of keys: of intervals, one
+ * for each head that has its own, of each sequence; else one of a sequence where all are alike. */
 static inline int64_t attn_sm90_span_heads(const attn_desc *desc)
 {
     return desc->flags & ATTN_INTERVALS ? desc->interval_heads : 1;
@@ -156,10 +156,27 @@ static inline int64_t attn_sm90_span_batch(const attn_desc *desc)
 /* Blocks that find those of a plane. */
 static inline int64_t attn_sm90_span_blocks(const attn_desc *desc)
 {
-    int64_t most = desc->flags & ATTN_INTERVALS && desc->len_kv > desc->len_q ? desc->len_kv : desc->len_q;
+    bool keys = desc->direction == ATTN_BACKWARD || (desc->flags & ATTN_INTERVALS && desc->len_kv > desc->len_q);
+    int64_t most = keys ? desc->len_kv : desc->len_q;
     int64_t blocks = attn_ceil_div(most, ATTN_SM90_SPAN_ROWS);
     return blocks < ATTN_SM90_SPAN_BLOCKS ? blocks : ATTN_SM90_SPAN_BLOCKS;
 }
+
+/* Whether the intervals of a problem may leave what is no span, so that another variant must be there for it. Of a key
+ * those that reach to the first or the last row leave rows that lie side by side. */
+static inline bool attn_sm90_wants_instead(const attn_desc *desc, const attn_cuda_kernel *kernel)
+{
+    if (!kernel->spans || !(desc->flags & ATTN_INTERVALS)) return false;
+    if (desc->direction == ATTN_FORWARD) return true;
+    return desc->interval_vectors == 4 || (desc->interval_vectors == 2 && desc->flags & ATTN_CAUSAL);
+}
+
+/* Why a variant of spans cannot do without it. */
+extern const char attn_sm90_no_instead[];
+
+/* That variant: of those that can follow the words the one predicted the fastest. best: NULL: whether there is one. */
+bool attn_sm90_find_instead(const attn_cuda_problem *problem, const attn_cuda_kernel *spans,
+                            const attn_overrides *words, attn_cuda_choice *best);
 
 /* What bits take before the variant: a launch each, and reading the bits once, or writing them. */
 double attn_sm90_bits_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);

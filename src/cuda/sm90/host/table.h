@@ -99,6 +99,9 @@ enum {
     (ATTN_SM90_HAS_SPANS(mask_) ? (unsigned)ATTN_SCALES_KV | (ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI ? ATTN_PREFIX : 0) \
                                 : 0)
 
+/* In the backward: a work item does not know how many others see a Q tile, so these add in no order. */
+#define ATTN_SM90_UNORDERED(mask_) (ATTN_SM90_HAS_SPANS(mask_) ? (unsigned)ATTN_DETERMINISTIC : 0)
+
 /* Bytes of the stages' intervals, or spans, where the row's mask has them. */
 #define ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_)                        \
     (ATTN_SM90_HAS_SPANS(mask_)                                                                   \
@@ -183,11 +186,13 @@ enum {
         .unit = "attn_sm90_backward_" #name_, .form = ATTN_CUDA_BACKWARD, .dtype = ATTN_##dtype_,                 \
         .kv_dtypes = 1u << ATTN_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = ATTN_SM90_BACKWARD_ROWS,        \
         .kv_tile = kv_tile_, .stages = stages_, .cluster = cluster_, .tma = true,                                 \
-        .finalises_dq = ATTN_SM90_FINALISES_##dq_,                                                                \
-        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) & ~ATTN_SM90_LACKS_##dq_,                            \
+        .finalises_dq = ATTN_SM90_FINALISES_##dq_, .spans = ATTN_SM90_HAS_SPANS(mask_),                           \
+        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_) &                                                    \
+                    ~(ATTN_SM90_LACKS_##dq_ | ATTN_SM90_LACKS(mask_, score_) | ATTN_SM90_UNORDERED(mask_)),       \
         .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = ATTN_SM90_BACKWARD_THREADS(kv_tile_),                 \
         .shared = ATTN_SM90_BACKWARD_SMEM(dim_, dim_v_, kv_tile_, stages_, cluster_) +                            \
-                  (ATTN_SM90_ALWAYS(score_) & ATTN_BIAS ? ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile_) : 0),            \
+                  (ATTN_SM90_ALWAYS(score_) & ATTN_BIAS ? ATTN_SM90_BACKWARD_BIAS_SMEM(kv_tile_) : 0) +           \
+                  (ATTN_SM90_HAS_SPANS(mask_) ? ATTN_SM90_BACKWARD_SPANS_SMEM(kv_tile_, stages_) : 0),            \
         .source = "sm90/backward/backward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {     \
             __VA_ARGS__                                                                                           \
         }                                                                                                         \
