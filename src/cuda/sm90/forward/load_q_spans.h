@@ -32,13 +32,14 @@ DEVICE void load_q_with_spans(const attn_sm90_params *p, const shared *s, pipeli
     for (; *left; --*left) {
         int part = *left - 1, stage = config::own_q ? part : q.index;
         u32 full = BARRIER(s, q.full[stage]), empty = BARRIER(s, q.empty[stage]);
-        if (!must && !__any_sync(~0u, barrier_test(empty, q.phase))) return; /* if one lane sees it, it stays so */
-        wait_empty(empty, q.phase);
-        bool packed = p->schedule.pack > 1, own = config::own_q && !packed;
+        bool packed = p->schedule.pack > 1, own = config::own_q && !packed, last = part == config::consumers - 1;
+        /* If one lane sees that it is empty, it stays so. A stage for all is waited for once: it may be so again. */
+        if (!must && !__any_sync(~0u, barrier_test(empty, q.phase))) return;
+        if (config::own_q || last) wait_empty(empty, q.phase);
         if (threadIdx.x % 32 != 0 || (packed && part)) continue;
         int rows = own ? 64 : p->schedule.rows * p->schedule.pack,
             span_bytes = own ? config::own_span_bytes : config::span_bytes;
-        bool begins = own || packed || part == config::consumers - 1;
+        bool begins = own || packed || last;
         if (w->tiles <= 0) {
             if (begins) barrier_arrive(full);
         } else {
