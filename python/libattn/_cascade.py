@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import _c, _kv, _options, _problem, _run, _tensor
+from . import _c, _kv, _kv_plans, _options, _problem, _run, _tensor
 from ._api import _longest, _no_grad
 from ._problem import Handle, address_of, as_table, shape_is
 from ._run import layouts
@@ -105,9 +105,7 @@ def _make(call: _Call, static, max_len_q, most) -> Prepared:
     tensors, tables = layouts(call.tensors), [layouts(level) for level in call.tables]
     for name in ("k", "v"):
         _problem.check_tensor(name + "_cache", tensors[name], tensors["q"], "(pages, slots, heads, dim)")
-    if tensors["k"].shape[:-1] != tensors["v"].shape[:-1]:
-        raise _c.InvalidError(f"k_cache has shape {tensors['k'].shape} and v_cache {tensors['v'].shape}: all but their "
-                              "last dimensions must be equal")
+    _problem.check_rows(tensors["k"], tensors["v"], "k_cache", "v_cache")
     _problem.check_tensor("q", tensors["q"], tensors["q"], "(total, heads, dim)")
     if most is not None and len(most) != len(tables):
         raise _c.InvalidError(f"max_len_kv has {len(most)} numbers; it takes one for each of the {len(tables)} levels")
@@ -119,9 +117,10 @@ def _make(call: _Call, static, max_len_q, most) -> Prepared:
         shape_is(f"levels[{i}].cu_lens_q", level["cu_lens_q"].shape, (table[0] + 1,))
         shape_is(f"levels[{i}].lens_kv", level["lens_kv"].shape, (table[0],))
         limit = None if most is None else most[i]
-        sizes.append((table[0], table[1], _kv.most_keys(table[1], tensors["k"].shape[1], limit)))
-    problem = _kv._Problem(_c.FORWARD, tensors, static, {**tables[-1], **layouts(call.sink)}, max_len_q, None,
-                           layouts(call.outputs), keys=sizes[-1][2], more=_kv.More(None, None, None))
+        sizes.append((table[0], table[1], _kv_plans.most_keys(table[1], tensors["k"].shape[1], limit)))
+    problem = _kv_plans.PagedProblem(
+        _c.FORWARD, tensors, static, {**tables[-1], **layouts(call.sink)}, max_len_q, None, layouts(call.outputs),
+        keys=sizes[-1][2], more=_kv_plans.More(None, None, None))
     shared = [_c.CascadeLevel(groups=groups, len_q=tensors["q"].shape[0], len_kv=keys, table_width=width)
               for groups, width, keys in sizes[:-1]]
     return Prepared(Cascade(problem.desc, shared), problem.dtype, {"o": problem.o_shape, "lse": problem.lse_shape})
@@ -164,7 +163,7 @@ def attention_cascade(
     def body(device, context, handle):
         call = _see(q, k_cache, v_cache, levels, sink, out, device, handle)
         prepared = _prepared(call, static, max_len_q, max_len_kv, context)
-        word = None if fault is None else _kv._fault(fault, device, handle)
+        word = None if fault is None else _kv.fault_address(fault, device, handle)
         return _attend(call, prepared, word, out, return_lse, device, handle)
 
     return _run.placed(see(q, "q", handle), q, handle, used, body)

@@ -1,4 +1,5 @@
-"""KV caches: append_kvcache and attention_with_kvcache."""
+"""KV caches: append_kvcache and attention_with_kvcache. A call's tensors and tables are found here; _kv_plans makes its
+plans and _kv_run runs them."""
 from __future__ import annotations
 
 import numbers
@@ -6,11 +7,12 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _options, _problem, _run, _tensor, masks
+from . import _c, _kv_plans, _kv_run, _options, _problem, _run, _tensor, masks
 from ._api import Window, _longest, _no_grad, _pack
-from ._problem import Handle, address_of, as_table, same_device, shape_is, shape_of, strides_of
+from ._kv_plans import More, Prepared
+from ._problem import address_of, as_table, same_device, shape_is, shape_of
 from ._run import layouts
-from ._tensor import Layout, View, empty, is_torch, layout, packed, see, signature, writable
+from ._tensor import View, empty, is_torch, layout, see, signature, writable
 
 _CACHE = """
         k_cache        the keys' cache: pages in any order, (pages, page_size, heads_kv, dim), with page_table; without,
@@ -115,10 +117,11 @@ def append_kvcache(
     def body(device, context, handle):
         call = _Call(device, context, handle, k, v, k_cache, v_cache, cache_seqlens, page_table, cu_lens, "cu_lens",
                        q, rotary, threads, fault, scales)
-        prepared = _run.kept(("append", *call.key()), context, lambda: _append_plan(call))
-        turned = call.fill(prepared)
+        prepared = _run.kept(("append", *call.key()), context, lambda: _kv_plans.plan_append(call.layouts()))
+        at = call.addresses({})
+        turned = call.turned(prepared, at)
         try:
-            call.run(prepared)
+            _c.check(_kv_run.append(prepared, at, handle))
         except _c.InvalidError as error:
             call.refuse(error)
         return turned
@@ -169,7 +172,7 @@ def with_kvcache(
         raise _c.InvalidError("max_len_q is given without cu_lens_q")
     return_lse = _options.flag("return_lse", return_lse)
     max_len_q = _options.check("max_len_q", max_len_q)
-    causal, window, chunk, prefix, mask = _masks(mask, bits, causal, window, chunk, prefix)
+    causal, window, chunk, prefix, mask = mask_options(mask, bits, causal, window, chunk, prefix)
     static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
               strategy)
     _options.check_all(_problem.Static._fields, static)
@@ -249,18 +252,7 @@ def _library(like: Any, device: Optional[int]) -> Any:
     return cupy
 
 
-_PAGES = "(pages or batch, slots, heads, dim)"
-
-
-class More(NamedTuple):
-    """Options of attention to a cache that attention to tensors does not have."""
-
-    max_len_kv: Optional[int]
-    bits_keys: Optional[int]
-    visible_share: Optional[float]
-
-
-def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: Any) -> Tuple[Any, ...]:
+def mask_options(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: Any) -> Tuple[Any, ...]:
     """causal, window, chunk and prefix with what a mask by name says, and the mask that is an array."""
     masks.check_kind(mask)
     found = {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix}
@@ -273,29 +265,12 @@ def _masks(mask: Any, bits: Any, causal: Any, window: Any, chunk: Any, prefix: A
     return (*found.values(), mask)
 
 
-def most_keys(width: int, size: int, limit: Optional[int]) -> int:
-    """Keys of `width` pages, or fewer, where there is a limit."""
-    room = min(width * size, (1 << 31) - 65)  # lengths are int32
-    return room if limit is None else min(_options.integer("max_len_kv", limit), room)
-
-
 class Scales(NamedTuple):
     """Of a cache of one byte."""
 
     k: Any
     v: Any
     found: bool  # by the append, which writes them
-
-
-class Prepared(NamedTuple):
-    """Plans of a call, and what its outputs look like."""
-
-    append: Any  # a Handle, or None
-    attention: Any  # a Plan, or None
-    dtype: str  # of q
-    out: str  # of o
-    shapes: Dict[str, Tuple[int, ...]]
-    scaled: bool  # whether the append takes scales
 
 
 class _Call:
@@ -329,7 +304,7 @@ class _Call:
         self.paged = page_table is not None
         self._rows(cu_name)
         self._lengths(seqlens)
-        self.fault = None if fault is None else _fault(fault, device, handle)
+        self.fault = None if fault is None else fault_address(fault, device, handle)
 
     def _scale(self, name: str, value: Any) -> Any:
         if self.found and value is None:
@@ -339,25 +314,6 @@ class _Call:
         if _tensor.is_tensor(value) and len(shape_of(see(value, name, self.handle))) == 3:
             return see(value, name, self.handle)  # where it lies: there is one for each slot
         return as_table(value, name, "float32", self.device, self.handle)
-
-    def scale_strides(self, name: str) -> Tuple[int, Tuple[int, ...]]:
-        """Slots of a block, 0 or 1, and strides of (sequence or page, block, head, dim)."""
-        at, cache = layout(self.scales[name], name), layout(self.tensors["k_cache"], "k_cache")
-        if layout(self.tensors[name[0] + "_cache"], name[0] + "_cache").dtype not in _c.BYTE_DTYPES:
-            raise _c.InvalidError(f"{name} is given for a cache of {cache.dtype}; caches of float8_e4m3fn and int8 "
-                                  "have scales")
-        _problem.typed(name, at, "float32")
-        same_device(name, at.device, cache.device, "k_cache")
-        if len(at.shape) == 3 or self.found:
-            shape_is(name, at.shape, cache.shape[:-1])
-            return 1, (*at.strides, 0)
-        shape = (1,) * (2 - len(at.shape)) + tuple(at.shape)
-        heads = cache.shape[-2]
-        if len(shape) > 2 or shape[0] not in (1, self.batch) or shape[1] not in (1, heads):
-            raise _c.InvalidError(f"{name} has shape {at.shape}; it takes a number, ({heads},), ({self.batch}, "
-                                  f"{heads}) or {cache.shape[:-1]}")
-        of_sequence, of_head = (0,) * (2 - len(at.shape)) + tuple(at.strides)
-        return 0, (of_sequence if shape[0] > 1 else 0, 0, of_head if shape[1] > 1 else 0, 0)
 
     def _rows(self, cu_name):
         """batch, and new rows of each sequence, where they are not packed."""
@@ -375,25 +331,9 @@ class _Call:
             raise _c.InvalidError(f"{cu_name} has shape {shape}; it takes (batch + 1)")
         self.batch = shape[0] - 1
 
-    def layouts(self) -> Dict[str, Layout]:
-        """Of the tensors, checked as far as attention and append take the same."""
-        at = layouts(self.tensors)
-        of_bytes = at["k_cache"].dtype in _c.BYTE_DTYPES
-        decides = "k" if of_bytes else "k_cache"
-        if "k" in at and at[decides].dtype == "float64":
-            raise _c.InvalidError(f"{decides} is float64; k and v are appended in float32, float16 and bfloat16")
-        for name, tensor in at.items():
-            other = "k_cache"
-            if of_bytes and name in ("q", "k", "v") and (name == "v" or tensor.dtype not in _c.BYTE_DTYPES):
-                other = "k" if name == "v" else "q" if "q" in at else name
-            _problem.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
-        if at["k_cache"].shape[:-1] != at["v_cache"].shape[:-1]:
-            raise _c.InvalidError(f"k_cache has shape {at['k_cache'].shape} and v_cache {at['v_cache'].shape}: all but "
-                                  "their last dimensions must be equal")
-        shape = shape_of(self.tables["page_table"])
-        if len(shape) != 2 or shape[0] != self.batch:
-            raise _c.InvalidError(f"page_table has shape {shape}; it takes ({self.batch}, width)")
-        return at
+    def layouts(self) -> _kv_plans.Layouts:
+        return _kv_plans.Layouts(layouts(self.tensors), layouts(self.tables), layouts(self.scales), self.batch,
+                                 self.interleaved, self.found, self.threads)
 
     def _lengths(self, seqlens):
         """lens_kv, the append's cu_lens, and the table of a cache without pages."""
@@ -427,21 +367,14 @@ class _Call:
         """What a mask is broadcast to: batch, heads, rows, and the keys that it is of."""
         shape = layout(self.tensors["q"], "q").shape
         rows = max_len_q if max_len_q is not None else shape[1] if len(shape) > 1 else 0
-        return self.batch, shape[-2] if len(shape) > 1 else 0, rows, more.bits_keys or self.keys(more)
-
-    def keys(self, more: More) -> int:
-        """Keys of a sequence, at most."""
-        cache, table = shape_of(self.tensors["k_cache"]), shape_of(self.tables["page_table"])
-        if len(cache) < 2 or len(table) != 2:
-            self.layouts()  # raises
-        return most_keys(table[1], cache[1], more.max_len_kv)
+        return self.batch, shape[-2] if len(shape) > 1 else 0, rows, more.bits_keys or self.layouts().keys(more)
 
     def refuse(self, error: _c.InvalidError, more: Optional[More] = None) -> NoReturn:
         """Raises it, with cache_seqlens in it: the library itself knows only the lengths after the append."""
         if str(error).startswith("positions["):
             raise _c.InvalidError(f"rotary_{error}") from None
         if self.device is not None or not str(error).startswith("lens_kv["):
-            raise _of_caches(error) from None
+            raise _kv_plans.of_caches(error) from None
         after = _tensor.host(self.tables["lens_kv"]).tolist()
         slots, width = shape_of(self.tensors["k_cache"])[1], shape_of(self.tables["page_table"])[1]
         rooms = [(slots * width, f"slots of {'page_table' if self.paged else 'k_cache'}")]
@@ -476,33 +409,25 @@ class _Call:
                 *[(name, signature(tensor)) for name, tensor in self.tensors.items()],
                 *[(name, signature(table)) for name, table in self.tables.items()])
 
-    def fill(self, prepared: Prepared) -> Any:
-        """Sets the append's arguments; returns the new array for q turned, or None."""
-        tensors, tables = self.tensors, self.tables
-        self.args = _c.KvArgs(
-            k=address_of(tensors["k"], "k"), v=address_of(tensors["v"], "v"),
-            k_pages=address_of(tensors["k_cache"], "k_cache"), v_pages=address_of(tensors["v_cache"], "v_cache"),
-            cu_lens=address_of(tables["cu_lens"]), lens_kv=address_of(tables["lens_kv"]),
-            page_table=address_of(tables["page_table"]), fault=self.fault)
-        if prepared.scaled:
-            for name, scale in self.scales.items():
-                setattr(self.args, name, address_of(scale, name))
-        if self.interleaved is None:
+    def addresses(self, more: Dict[str, Any]) -> Dict[str, int]:
+        """Of all that it has, and of more arrays, as _kv_run takes them."""
+        at = {name: address_of(x, name) for part in (self.tensors, self.tables, self.scales, more)
+              for name, x in part.items()}
+        if self.fault is not None:
+            at["fault"] = self.fault
+        return at
+
+    def turned(self, prepared: Prepared, at: Dict[str, int]) -> Any:
+        """The new array for q turned, whose address is added; None where q stays as it is."""
+        if self.interleaved is None or "q" not in self.tensors:
             return None
-        self.args.cos, self.args.sin = address_of(tables["rotary_cos"]), address_of(tables["rotary_sin"])
-        if "rotary_positions" in tables:
-            self.args.positions = address_of(tables["rotary_positions"], "rotary_positions")
-        if "q" not in tensors:
-            return None
-        turned, seen = empty(tensors["q"], shape_of(tensors["q"]), prepared.dtype, "q turned", False)
-        self.args.q, self.args.q_out = address_of(tensors["q"], "q"), address_of(seen)
+        q = self.tensors["q"]
+        turned, seen = empty(q, shape_of(q), prepared.dtype, "q turned", False)
+        at["q_out"] = address_of(seen)
         return turned
 
-    def run(self, prepared: Prepared) -> None:
-        _c.check(_c.kv_run(prepared.append._handle, self.args, _c.KV_ARGS_SIZE, self.handle))
 
-
-def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
+def fault_address(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
     seen = writable(fault, "fault", handle)
     is_at = layout(seen, "fault")
     same_device("fault", is_at.device, device)
@@ -511,15 +436,13 @@ def _fault(fault: Any, device: Optional[int], handle: Optional[int]) -> int:
     return address_of(seen)
 
 
-def reach(tensor: Any, name: str) -> Tuple[int, int]:
-    """Bytes [first, end) that the tensor's elements lie in."""
-    at = layout(tensor, name)
-    if 0 in at.shape:
-        return 0, 0
-    size = {"bfloat16": 2, **dict.fromkeys(_c.BYTE_DTYPES, 1)}.get(at.dtype) or np.dtype(at.dtype).itemsize
-    steps = [(n - 1) * step * size for n, step in zip(at.shape, at.strides)]
-    start = address_of(tensor, name)
-    return start + sum(step for step in steps if step < 0), start + sum(step for step in steps if step > 0) + size
+def _reach(tensors: Dict[str, Any]) -> Dict[str, Tuple[int, int]]:
+    """Bytes [first, end) that the tensors' elements lie in, by name."""
+    spans = {}
+    for name, tensor in tensors.items():
+        place, (first, end) = address_of(tensor, name), _kv_run.extent(layout(tensor, name))
+        spans[name] = place + first, place + end
+    return spans
 
 
 def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -> None:
@@ -532,32 +455,28 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
     pairs = [(late, written)] if written else []
     pairs += [({**early, **call.scales}, {"out": tensor}) for tensor in outputs.values()]
     for inputs, outs in pairs:
-        for name, tensor in inputs.items():
-            first, end = reach(tensor, name)
-            for other, output in outs.items():
-                start, stop = reach(output, other)
-                if first < stop and start < end:
-                    raise _c.InvalidError(f"{name} overlaps {other}, which the call writes")
+        found = _kv_run.overlap(_reach(inputs), _reach(outs))
+        if found is not None:
+            raise _c.InvalidError(f"{found[0]} overlaps {found[1]}, which the call writes")
 
 
 def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse, ran):
     of = layout(call.tensors["q"], "q").dtype
-    arrays = {name: as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
-              for name, value in tables.items()}
+    given = {name: as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
+             for name, value in tables.items()}
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
     key = ("with_kvcache", static, more, max_len_q, *call.key(),
-           *[(name, signature(array)) for name, array in arrays.items()], *map(signature, outputs.values()))
-    arrays["lens_kv"], arrays["page_table"] = call.tables["lens_kv"], call.tables["page_table"]
+           *[(name, signature(array)) for name, array in given.items()], *map(signature, outputs.values()))
+    arrays = dict(given, lens_kv=call.tables["lens_kv"], page_table=call.tables["page_table"])
     if max_len_q is not None:
         arrays["cu_lens_q"] = call.tables["cu_lens"]
-    prepared = _run.kept(key, call.context, lambda: _plans(call, static, more, arrays, max_len_q, outputs))
+    prepared = _run.kept(key, call.context, lambda: _kv_plans.plan_attention(
+        call.layouts(), _problem.Static(*static), more, layouts(arrays), max_len_q, layouts(outputs)))
     _check_apart(call, arrays, outputs)
-    turned = call.fill(prepared) if prepared.append else None
-    args = _c.Args(q=call.args.q_out if turned is not None else address_of(call.tensors["q"], "q"),
-                   k=address_of(call.tensors["k_cache"], "k_cache"), v=address_of(call.tensors["v_cache"], "v_cache"),
-                   fault=call.fault)
-    for name, array in {**arrays, **call.scales}.items():
-        setattr(args, name, address_of(array, name))
+    at = call.addresses(given)
+    if max_len_q is not None:
+        at["cu_lens_q"] = at["cu_lens"]
+    turned = call.turned(prepared, at)
     results: List[Any] = []
     for name, dtype in (("o", prepared.out), ("lse", _problem.table_dtype("sink", of)))[:1 + return_lse]:
         if name in outputs:
@@ -565,178 +484,12 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse, ran):
         else:
             made, seen = empty(call.like, prepared.shapes[name], dtype, name, max_len_q is not None)
         results.append(made)
-        setattr(args, name, address_of(seen, "out"))
-    plan = prepared.attention
-    owner, place = _run.workspace(call.like, call.device, plan.workspace_bytes)
+        at[name] = address_of(seen, "out")
     try:
-        if prepared.append:
-            _c.check(_c.check_args(plan._handle, args, _c.ARGS_SIZE), max_len_q is not None)
-            call.run(prepared)
-        _c.check(_c.run(plan._handle, args, _c.ARGS_SIZE, place, call.handle), max_len_q is not None)
+        _c.check(_kv_run.attend(prepared, at, call.like, call.device, call.handle), max_len_q is not None)
     except _c.InvalidError as error:
         call.refuse(error, more)
-    del owner
+    del turned
     if ran is not None:
         ran(call, prepared)
     return tuple(results) if return_lse else results[0]
-
-
-# ---- plans -----------------------------------------------------------------------------------------
-
-
-class _Problem(_problem.Problem):
-    """Attention of q to the pages of a cache."""
-
-    labels = {"k": "k_cache", "v": "v_cache"}
-
-    def __init__(self, *arguments: Any, keys: int, more: More,
-                 scales: Optional[Dict[str, Tuple[int, Tuple[int, ...]]]] = None):
-        self.keys, self.more, self.scales = keys, more, scales or {}
-        super().__init__(*arguments)
-
-    def _shapes(self):
-        desc, q, k, table = self.desc, self.tensors["q"], self.tensors["k"], self.arrays["page_table"]
-        self._heads("k_cache", "the cache")
-        desc.flags |= _c.PAGED
-        desc.batch, desc.table_width = table.shape
-        desc.pages, desc.page_size = k.shape[:2]
-        desc.len_kv = self.keys
-        desc.kv_dtype = _c.BYTE_DTYPES.get(k.dtype, 0)
-        for name, (rows, strides) in self.scales.items():
-            desc.flags |= _c.SCALES_KV
-            setattr(desc, name + "_rows", rows)
-            getattr(desc, name + "_stride")[:] = strides
-        if self.varlen is None:
-            desc.len_q = q.shape[1]
-        else:
-            desc.flags |= _c.VARLEN
-            desc.len_q, desc.total_q = _options.integer("max_len_q", self.varlen), q.shape[0]
-
-    def _options(self):
-        super()._options()
-        desc, more = self.desc, self.more
-        if more.bits_keys is not None:
-            desc.bits_keys = _options.integer("bits_keys", more.bits_keys)
-            if "bits" not in self.arrays:
-                raise _c.InvalidError(f"bits_keys is {desc.bits_keys}, without mask or bits")
-            if desc.bits_keys < 1:
-                raise _c.InvalidError(f"bits_keys is {desc.bits_keys}; it takes 1 or more, or None for all keys")
-        if more.visible_share is not None:
-            desc.visible_share = _options.number("visible_share", more.visible_share)
-            if not desc.visible_share > 0:
-                raise _c.InvalidError(f"visible_share is {more.visible_share}; it takes numbers above 0 and up to 1")
-
-    def _arrays(self):
-        super()._arrays()
-        if "position_kv" in self.arrays and "position_q" not in self.arrays:
-            raise _c.InvalidError("position_kv is given without position_q")
-        for name in ("position_q", "position_kv"):
-            if name in self.arrays:
-                self.desc.flags |= _c.POSITIONS
-                shape_is(name, self.arrays[name].shape, (self.desc.batch,))
-
-
-def _plans(call: _Call, static, more, arrays, max_len_q, outputs) -> Prepared:
-    at = call.layouts()
-    q = at["q"] if call.interleaved is None else at["q"]._replace(strides=packed(at["q"].shape))
-    problem = _Problem(_c.FORWARD, {"q": q, "k": at["k_cache"], "v": at["v_cache"]}, _problem.Static(*static),
-                       layouts(arrays), max_len_q, None, layouts(outputs), keys=call.keys(more), more=more,
-                       scales={name: call.scale_strides(name) for name in call.scales})
-    attention = problem.prepare()
-    append = _append_plan(call) if "k" in at else None
-    return Prepared(append and append.append, attention.plan, q.dtype, attention.dtype, attention.shapes,
-                    append is not None and append.scaled)
-
-
-def _append_plan(call: _Call) -> Prepared:
-    at = call.layouts()
-    k, v = at["k"], at["v"]
-    if k.shape[:-1] != v.shape[:-1]:
-        raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
-    if len(k.shape) == 4 and k.shape[0] != call.batch:
-        raise _c.InvalidError(f"k has shape {k.shape}; its batch must be {call.batch}, as q's")
-    for name, new in (("k", k), ("v", v)):
-        wanted = at[name + "_cache"].shape[-2:]
-        if new.shape[-2:] != wanted:
-            raise _c.InvalidError(f"{name} has heads and dim {new.shape[-2:]}, {name}_cache {wanted}: they must be "
-                                  "equal")
-    pages, size, heads, dim = at["k_cache"].shape
-    desc = _c.KvDesc(
-        op=_c.KV_APPEND, dtype={**_c.DTYPES, **_c.BYTE_DTYPES}[k.dtype],
-        device=_c.CPU if k.device is None else _c.CUDA, pages=pages, page_size=size, heads_kv=heads, dim_qk=dim,
-        dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])),
-        batch=call.batch, table_width=shape_of(call.tables["page_table"])[1],
-        threads=_options.integer("threads", call.threads, 31))
-    for name, cache in (("k_pages", "k_cache"), ("v_pages", "v_cache")):
-        getattr(desc, name + "_stride")[:] = strides_of(at[cache], cache)
-    for name, tensor in (("k", k), ("v", v)):
-        getattr(desc, name + "_stride")[:] = _token_strides(tensor, name)
-    if call.interleaved is not None:
-        _turn(call, at, desc)
-    scaled = _quantise(call, at, desc)
-    try:
-        append = Handle(desc, _c.kv_plan_create, _c.kv_plan_destroy)
-    except _c.InvalidError as error:
-        raise _of_caches(error) from None
-    return Prepared(append, None, k.dtype, "", {}, scaled)
-
-
-def _of_caches(error: _c.InvalidError) -> _c.InvalidError:
-    """The library's message in the caller's names: its pages are the caches."""
-    return _c.InvalidError(str(error).replace("k_pages", "k_cache").replace("v_pages", "v_cache"))
-
-
-def _quantise(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> bool:
-    """Pages of one byte, and whether the append takes scales."""
-    cache, rows = at["k_cache"].dtype, at["k"].dtype
-    strides = {name: call.scale_strides(name) for name in call.scales}
-    if cache not in _c.BYTE_DTYPES:
-        return False
-    desc.pages_dtype = _c.BYTE_DTYPES[cache]
-    if call.found and rows == cache:
-        raise _c.InvalidError(f"k is {rows}, as k_cache is: its bytes are stored as they are, and with token_scales it "
-                              "takes float32, float16 or bfloat16")
-    if rows == cache or not strides:
-        return False
-    desc.flags |= _c.KV_SCALES | _c.KV_TOKEN_SCALES * call.found
-    for name, (block, steps) in strides.items():
-        setattr(desc, name + "_rows", block)
-        getattr(desc, name + "_stride")[:] = steps
-    return True
-
-
-def _turn(call: _Call, at: Dict[str, Layout], desc: _c.KvDesc) -> None:
-    """Rotary embedding of k, and of q if it is there."""
-    cos, sin = (shape_of(call.tables[name]) for name in ("rotary_cos", "rotary_sin"))
-    if len(cos) != 2 or cos != sin:
-        raise _c.InvalidError(f"rotary_cos has shape {cos} and rotary_sin {sin}; both take (positions, rotary_dim / 2)")
-    desc.flags |= _c.KV_ROTARY | _c.KV_INTERLEAVED * call.interleaved
-    desc.positions, desc.rotary_dim = cos[0], 2 * cos[1]
-    if not cos[1]:
-        raise _c.InvalidError(f"rotary_cos has shape {cos}; rotary_dim is at least 2")
-    if "rotary_positions" in call.tables:
-        desc.flags |= _c.KV_POSITIONS
-        shape_is("rotary_positions", shape_of(call.tables["rotary_positions"]), at["k"].shape[:-2])
-    if "q" not in at:
-        return
-    q, k = at["q"], at["k"]
-    if q.shape[:-2] != k.shape[:-2]:
-        raise _c.InvalidError(f"q has shape {q.shape} and k {k.shape}: with rotary_cos they have the same rows")
-    desc.flags |= _c.KV_ROTARY_Q
-    desc.heads_q = q.shape[-2]
-    if q.shape[-1] != k.shape[-1]:
-        raise _c.InvalidError(f"q has dim {q.shape[-1]} and k {k.shape[-1]}: they must be equal")
-    desc.q_stride[:] = _token_strides(q, "q")
-    desc.q_out_stride[:] = _token_strides(q._replace(strides=packed(q.shape)), "q")
-
-
-def _token_strides(tensor: Layout, name: str) -> Tuple[int, ...]:
-    """Strides of (1, token, head, dim): the rows of a batch, one sequence's after another's."""
-    batch_step, row, head, dim = strides_of(tensor, name)
-    if len(tensor.shape) == 4:
-        batch, rows = tensor.shape[:2]
-        if batch > 1 and rows > 1 and batch_step != rows * row:
-            raise _c.InvalidError(f"{name} has strides {tensor.strides} and shape {tensor.shape}: rows of several "
-                                  "sequences take one distance, as those of a contiguous tensor have it")
-        row = batch_step if rows == 1 else row
-    return 0, row, head, dim

@@ -264,6 +264,13 @@ def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str],
         raise _c.InvalidError(f"{name} has shape {tensor.shape}: heads and dim must be at least 1")
 
 
+def check_rows(k: Layout, v: Layout, name_k: str, name_v: str) -> None:
+    """Raises unless keys and values are of the same rows and heads."""
+    if k.shape[:-1] != v.shape[:-1]:
+        raise _c.InvalidError(f"{name_k} has shape {k.shape} and {name_v} {v.shape}: all but their last dimensions must "
+                              "be equal")
+
+
 class Problem:
     """A problem while its plan is made: layouts of the tensors, options, arrays by name."""
 
@@ -285,8 +292,7 @@ class Problem:
         wanted = "(total rows, heads, dim)" if self.varlen else "(batch, rows, heads, dim)"
         for name in ("q", "k", "v"):
             check_tensor(name, tensors[name], q, wanted)
-        if k.shape[:-1] != v.shape[:-1]:
-            raise _c.InvalidError(f"k has shape {k.shape} and v {v.shape}: all but their last dimensions must be equal")
+        check_rows(k, v, "k", "v")
         self._heads("k", "k and v")
         if self.varlen:
             desc.flags |= _c.VARLEN

@@ -269,7 +269,7 @@ def attention_with_kvcache(
     _torch_nested.refuse(q=q, k=k, v=v)
     if cu_lens_q is not None and max_len_q is None:
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
-    causal, window, chunk, prefix, mask = _kv._masks(mask, bits, causal, window, chunk, prefix)
+    causal, window, chunk, prefix, mask = _kv.mask_options(mask, bits, causal, window, chunk, prefix)
     if mask is not None:
         bits = _pack(mask, bits_keys, q, k_cache, page_table, cu_lens_q, max_len_q, max_len_kv)
     window = _options.window(window)

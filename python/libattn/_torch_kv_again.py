@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import _c, _kv, _problem, _run
+from . import _kv_run, _problem, _run
+from ._kv_plans import Prepared
+from ._tensor import layout
 from ._torch_again import stream_of, unwatched
 
-# Types of the tables, which are read where they lie. Those in _TABLES have the names of attn_args' fields.
+# Types of the tables, which are read where they lie.
 _TABLES = {"first_kv": torch.int32, "position_q": torch.int64, "position_kv": torch.int64, "prefix": torch.int32,
            "bits": torch.uint8, "alibi": torch.float32, "sink": torch.float32}
 _TYPES = {**_TABLES, "cache_seqlens": torch.int32, "page_table": torch.int32, "rotary_cos": torch.float32,
@@ -26,12 +28,14 @@ TENSORS = ("q", "k_cache", "v_cache", "k", "v", *_TYPES)
 class _Kept(NamedTuple):
     """What a call needs besides its tensors."""
 
-    prepared: _kv.Prepared
+    prepared: Prepared
     dtype: torch.dtype  # of o
     lse_dtype: torch.dtype
     new: int  # tokens of a sequence
-    tables: Dict[str, Tuple[Any, int]]  # cu_lens and page_table where the caller gives none: (owner, address)
-    reach: Dict[str, Tuple[int, int]]  # bytes from a tensor's address on that its elements lie in
+    tables: Dict[str, Any]  # cu_lens and page_table where the caller gives none
+    places: Dict[str, int]  # their addresses
+    written: Dict[str, Tuple[int, int]]  # of the caches, which the append writes: as _kv_run.extent says
+    late: Dict[str, Tuple[int, int]]  # likewise, of what attention reads after that
 
 
 def _key(given: Dict[str, Tensor], static: Tuple[Any, ...]) -> Optional[Tuple[Any, ...]]:
@@ -57,11 +61,9 @@ def _captures(q: Tensor) -> bool:
     return q.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _are_apart(given: Dict[str, Tensor], at: Dict[str, int], reach: Dict[str, Tuple[int, int]]) -> bool:
-    """Whether nothing that attention reads lies in the cache, which the append writes."""
-    spans = {name: (at[name] + reach[name][0], at[name] + reach[name][1]) for name in given if name in reach}
-    return not any(spans[name][0] < end and begin < spans[name][1] for name in _LATE if name in spans
-                   for begin, end in (spans[cache] for cache in _CACHES))
+def _moved(extents: Dict[str, Tuple[int, int]], at: Dict[str, int]) -> Dict[str, Tuple[int, int]]:
+    """The bytes from the tensors' addresses on."""
+    return {name: (at[name] + first, at[name] + end) for name, (first, end) in extents.items()}
 
 
 def again(given: Dict[str, Tensor], static: Tuple[Any, ...], return_lse: bool) -> Optional[List[Tensor]]:
@@ -75,9 +77,10 @@ def again(given: Dict[str, Tensor], static: Tuple[Any, ...], return_lse: bool) -
     kept = None if key is None else _run.kept_already(key, _run.calls)
     if kept is None:
         return None
-    q, k_cache, v_cache, stream = given["q"], given["k_cache"], given["v_cache"], None
+    q, device, stream = given["q"], None, None
     if q.is_cuda:
-        stream = stream_of(q.get_device())
+        device = q.get_device()
+        stream = stream_of(device)
         if stream is None or (kept.tables and _captures(q)):  # a graph would outlive the tables
             return None
     try:
@@ -87,58 +90,41 @@ def again(given: Dict[str, Tensor], static: Tuple[Any, ...], return_lse: bool) -
     if not all(at.values()):
         return None
     lens, turned = given["cache_seqlens"], None
-    args = _c.Args(q=at["q"], k=at["k_cache"], v=at["v_cache"],
-                   page_table=at["page_table"] if "page_table" in at else kept.tables["page_table"][1])
-    for name in _TABLES:
-        if name in at:
-            setattr(args, name, at[name])
     if "k" in at:
-        if not _are_apart(given, at, kept.reach):
+        if _kv_run.overlap(_moved(kept.late, at), _moved(kept.written, at)) is not None:
             return None
-        for cache in (k_cache, v_cache):
+        for cache in (given["k_cache"], given["v_cache"]):
             if not cache.is_inference():
                 torch.autograd.graph.increment_version(cache)
             elif not torch.is_inference_mode_enabled():
                 return None
         lens = lens + kept.new
-        append = _c.KvArgs(k=at["k"], v=at["v"], k_pages=args.k, v_pages=args.v, cu_lens=kept.tables["cu_lens"][1],
-                           lens_kv=lens.data_ptr(), page_table=args.page_table)
         if "rotary_cos" in at:
             turned = q.new_empty(q.shape)
-            append.cos, append.sin, append.q = at["rotary_cos"], at["rotary_sin"], at["q"]
-            append.q_out = args.q = turned.data_ptr()
-            append.positions = at.get("rotary_positions")
-    args.lens_kv = lens.data_ptr()
+            at["q_out"] = turned.data_ptr()
+    at.update(kept.places)
+    at["lens_kv"] = lens.data_ptr()
     results = [q.new_empty(kept.prepared.shapes["o"], dtype=kept.dtype)]
-    args.o = results[0].data_ptr()
+    at["o"] = results[0].data_ptr()
     if return_lse:
         results.append(q.new_empty(kept.prepared.shapes["lse"], dtype=kept.lse_dtype))
-        args.lse = results[1].data_ptr()
-    plan = kept.prepared.attention
-    owner, place = _run.workspace(q, None if stream is None else q.get_device(), plan.workspace_bytes)
-    if "k" in at and (_c.check_args(plan._handle, args, _c.ARGS_SIZE) or _c.kv_run(
-            kept.prepared.append._handle, append, _c.KV_ARGS_SIZE, stream)):
-        return None
-    status = _c.run(plan._handle, args, _c.ARGS_SIZE, place, stream)
-    del owner, turned, lens
+        at["lse"] = results[1].data_ptr()
+    status = _kv_run.attend(kept.prepared, at, q, device, stream)
+    del turned, lens
     return None if status else results
 
 
-def keep(given: Dict[str, Tensor], static: Tuple[Any, ...], call: Any, prepared: _kv.Prepared) -> None:
+def keep(given: Dict[str, Tensor], static: Tuple[Any, ...], call: Any, prepared: Prepared) -> None:
     """Keeps the plans that served a call, and the tables that are the same for all calls like it."""
     q, key = given["q"], _key(given, static)
     if key is None or _captures(q):
         return
-    tables = {}
-    for name in ("cu_lens", "page_table"):
-        if name in call.tables and name not in given:
-            tables[name] = (call.tables[name], _problem.address_of(call.tables[name], name))
+    tables = {name: call.tables[name] for name in ("cu_lens", "page_table")
+              if name in call.tables and name not in given}
+    places = {name: _problem.address_of(table, name) for name, table in tables.items()}
     if tables and q.is_cuda:
         torch.cuda.current_stream().synchronize()  # other streams will read them
-    reach = {}
-    for name in (*_CACHES, *_LATE):
-        if name in given:
-            first, end = _kv.reach(given[name], name)
-            reach[name] = (first - given[name].data_ptr(), end - given[name].data_ptr()) if end else (0, 0)
+    written, late = ({name: _kv_run.extent(layout(given[name], name)) for name in names if name in given}
+                     for names in (_CACHES, _LATE))
     dtypes = (getattr(torch, name) for name in (prepared.out, _problem.table_dtype("sink", prepared.dtype)))
-    _run.keep(key, _Kept(prepared, *dtypes, call.new, tables, reach), _run.calls)
+    _run.keep(key, _Kept(prepared, *dtypes, call.new, tables, places, written, late), _run.calls)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import libattn
-from libattn import _c, _kv, _pool, _problem, _run
+from libattn import _c, _kv_plans, _pool, _problem, _run
 
 
 def plans(make):
@@ -56,7 +56,7 @@ def test_pools_are_not_copied(way):
 
 
 def test_every_holder_says_how_it_is_copied():
-    held = [kind for module in (_run, _kv, _pool) for kind in vars(module).values()
+    held = [kind for module in (_run, _kv_plans, _pool) for kind in vars(module).values()
             if inspect.isclass(kind) and inspect.isfunction(kind.__init__)
             if "_handle" in kind.__init__.__code__.co_names]
     assert {_problem.Handle, _pool.Pool} <= set(held) and all(issubclass(kind, _c.Unpicklable) for kind in held)
