@@ -139,20 +139,28 @@ def _full(q: Any, k: Any, starts: Any, longest: Optional[Tuple[int, int]]) -> Tu
     return of_starts[0] - 1, of_q[1], *longest
 
 
-def _named(mask: Any, q: Any, k: Any, longest: Optional[Tuple[int, int]], intervals: Any,
-           **given: Any) -> Tuple[Any, Any, Dict[str, Any]]:
-    """(mask that is an array, intervals, causal, window, chunk and prefix) of a mask by name and what is given beside."""
-    if not isinstance(mask, masks.Mask):
+def _named(q: Any, k: Any, starts: Any, longest: Optional[Tuple[int, int]], causal: Any, window: Any, chunk: Any,
+           prefix: Any, mask: Any, intervals: Any, bias: Any) -> Tuple[Any, ...]:
+    """causal, window, chunk, prefix, mask, intervals and bias, where a mask and a bias by name have become the other
+    options that they mean. starts, longest: as in _full."""
+    if bias is not None and masks.is_causal_bias(bias):
+        _, _, rows, keys = _full(q, k, starts, longest)
+        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
+        bias = None
+    if isinstance(mask, masks.Mask):
+        found = masks.options(mask, {"causal": causal, "window": window, "chunk": chunk, "prefix": prefix})
+        causal, window, chunk, prefix = found.values()
+        if mask.documents:
+            if longest is not None or intervals is not None:
+                raise _c.InvalidError("mask has documents: they go with neither cu_lens nor intervals")
+            of_q, of_k = (x if isinstance(x, (tuple, list)) else _tensor.layout(_tensor.see(x, "q"), "q").shape
+                          for x in (q, k))
+            if len(of_q) == len(of_k) == 4:  # else the shapes are refused with the others
+                intervals = masks.intervals_of(mask, of_q[1], of_k[1], of_k[0], causal)
+        mask = mask.array
+    elif mask is not None:
         masks.check_kind(mask)
-        return mask, intervals, given
-    found = masks.options(mask, given)
-    if mask.documents:
-        if longest is not None or intervals is not None:
-            raise _c.InvalidError("mask has documents: they go with neither cu_lens nor intervals")
-        shapes = [x if isinstance(x, (tuple, list)) else _tensor.layout(_tensor.see(x, "q"), "q").shape for x in (q, k)]
-        if min(map(len, shapes)) == 4:  # else the shapes are refused with the others
-            intervals = masks.intervals_of(mask, shapes[0][1], shapes[1][1], shapes[1][0], found["causal"])
-    return mask.array, intervals, found
+    return causal, window, chunk, prefix, mask, intervals, bias
 
 
 def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
@@ -191,14 +199,9 @@ def attention(
     """
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
-    if bias is not None and masks.is_causal_bias(bias):
-        _, _, rows, keys = _full(q, k, None, None)
-        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, False)
-        bias = None
-    if mask is not None:
-        mask, intervals, named = _named(mask, q, k, None, intervals, causal=causal, window=window, chunk=chunk,
-                                        prefix=prefix)
-        causal, window, chunk, prefix = named.values()
+    if not mask is bias is None:
+        causal, window, chunk, prefix, mask, intervals, bias = _named(
+            q, k, None, None, causal, window, chunk, prefix, mask, intervals, bias)
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
               kernel, strategy)
     tables: Dict[str, Any] = {}
@@ -233,14 +236,8 @@ def attention_varlen(
     if type(q) is not np.ndarray:
         _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
-    if bias is not None and masks.is_causal_bias(bias):
-        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
-        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
-        bias = None
-    if mask is not None:
-        mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
-                                        prefix=prefix)
-        causal, window, chunk, prefix = named.values()
+    causal, window, chunk, prefix, mask, intervals, bias = _named(
+        q, k, tables.get("cu_lens_q"), longest, causal, window, chunk, prefix, mask, intervals, bias)
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
               kernel, strategy)
     tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
@@ -301,14 +298,8 @@ def attention_backward(
         tensors["grad_lse"] = grad_lse
     _no_grad(**tensors, bias=bias, alibi=alibi, sink=sink)
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
-    if bias is not None and masks.is_causal_bias(bias):
-        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
-        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
-        bias = None
-    if mask is not None:
-        mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
-                                        prefix=prefix)
-        causal, window, chunk, prefix = named.values()
+    causal, window, chunk, prefix, mask, intervals, bias = _named(
+        q, k, tables.get("cu_lens_q"), longest, causal, window, chunk, prefix, mask, intervals, bias)
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
               kernel, strategy)
     tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
@@ -362,14 +353,8 @@ def plan(
             layouts[name] = _tensor.layout(inputs[name], name)
     on = layouts["q"].device
     tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
-    if bias is not None and masks.is_causal_bias(bias):
-        _, _, rows, keys = _full(q, k, tables.get("cu_lens_q"), longest)
-        causal, window = masks.by_causal_bias(bias, rows, keys, causal, window, prefix, longest is not None)
-        bias = None
-    if mask is not None:
-        mask, intervals, named = _named(mask, q, k, longest, intervals, causal=causal, window=window, chunk=chunk,
-                                        prefix=prefix)
-        causal, window, chunk, prefix = named.values()
+    causal, window, chunk, prefix, mask, intervals, bias = _named(
+        q, k, tables.get("cu_lens_q"), longest, causal, window, chunk, prefix, mask, intervals, bias)
     tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
                           blocks, alibi, bias, sink))
     arrays = {}

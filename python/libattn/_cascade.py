@@ -179,12 +179,10 @@ def _attend(call: _Call, prepared: Prepared, fault, out, return_lse, device, han
             setattr(keys, name, address_of(table, name))
     results: List[Any] = []
     for name, dtype in (("o", prepared.dtype), ("lse", "float32"))[:1 + return_lse]:
-        if name in call.outputs:
-            made, seen = out, call.outputs[name]
-        else:
-            made, seen = empty(call.tensors["q"], prepared.shapes[name], dtype, "out" if name == "o" else name, False)
+        made, place = _run.output("out" if name == "o" else name, out, call.outputs.get(name), call.tensors["q"],
+                                  prepared.shapes[name], dtype, False)
         results.append(made)
-        setattr(args, name, address_of(seen, "out"))
+        setattr(args, name, place)
     owner, place = _run.workspace(call.tensors["q"], device, prepared.plan.workspace_bytes)
     try:
         _c.check(_c.cascade_run(prepared.plan._handle, args, _c.ARGS_SIZE, shared, ctypes.sizeof(_c.CascadeKeys), place,

@@ -479,12 +479,9 @@ def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse, ran):
     turned = call.turned(prepared, at)
     results: List[Any] = []
     for name, dtype in (("o", prepared.out), ("lse", _problem.table_dtype("sink", of)))[:1 + return_lse]:
-        if name in outputs:
-            made, seen = out, outputs[name]
-        else:
-            made, seen = empty(call.like, prepared.shapes[name], dtype, name, max_len_q is not None)
+        made, at[name] = _run.output("out" if name == "o" else name, out, outputs.get(name), call.like,
+                                     prepared.shapes[name], dtype, max_len_q is not None)
         results.append(made)
-        at[name] = address_of(seen, "out")
     try:
         _c.check(_kv_run.attend(prepared, at, call.like, call.device, call.handle), max_len_q is not None)
     except _c.InvalidError as error:

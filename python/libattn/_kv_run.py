@@ -73,6 +73,6 @@ def overlap(read: Dict[str, Tuple[int, int]], written: Dict[str, Tuple[int, int]
     apart."""
     for name, (first, end) in read.items():
         for other, (start, stop) in written.items():
-            if first < stop and start < end and first < end and start < stop:
+            if first < stop and start < end and first < end and start < stop:  # nothing overlaps what is empty
                 return name, other
     return None

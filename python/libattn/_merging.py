@@ -7,7 +7,7 @@ from typing import Any, Sequence, Tuple
 from . import _c, _options, _problem, _run, _tensor
 from ._api import _no_grad
 from ._problem import Handle, address_of, same_device, shape_is, shape_of, strides_of
-from ._tensor import Layout, empty, layout, see, signature, writable
+from ._tensor import Layout, layout, see, signature, writable
 
 
 def merge_states(
@@ -62,10 +62,7 @@ def _merge(device, context, handle, parts, lses, out, out_lse, out_f32, threads)
     plan, dtype = _run.kept(key, context, lambda: _merge_plan(parts, lses, outputs, out_f32, threads))
     results = []
     for name, given, like, kind in (("out", out, parts[0], dtype), ("out_lse", out_lse, lses[0], "float32")):
-        seen = outputs.get(name)
-        if seen is None:
-            given, seen = empty(parts[0], shape_of(like), kind, name, False)
-        results.append((given, address_of(seen)))
+        results.append(_run.output(name, given, outputs.get(name), parts[0], shape_of(like), kind, False))
     addresses = ctypes.c_void_p * len(parts)
     part_o, part_lse = addresses(*map(address_of, parts)), addresses(*map(address_of, lses))
     args = _c.MergeArgs(ctypes.addressof(part_o), ctypes.addressof(part_lse), results[0][1], results[1][1])

@@ -165,6 +165,15 @@ def workspace(like: Any, device: Optional[int], size: int) -> Tuple[Any, Optiona
     return kept[1], kept[2]
 
 
+def output(name: str, given: Any, seen: Any, like: Any, shape: Tuple[int, ...], dtype: str,
+           partly: bool) -> Tuple[Any, int]:
+    """An output and its address: the caller's, `given`, if there is what it is seen as; else a new one. partly: as in
+    _tensor.fill_of."""
+    if seen is None:
+        given, seen = empty(like, shape, dtype, name, partly)
+    return given, address_of(seen, name)
+
+
 def run(direction: int, given: Dict[str, Any], static: tuple, tables: Dict[str, Any], varlen: Optional[Tuple[int, int]],
         blocks: Optional[Tuple[int, int]], out: Dict[str, Any], want: Tuple[str, ...], seed: Any = 0,
         seed_offset: Any = 0, stream: Any = None) -> Dict[str, Any]:
@@ -240,12 +249,9 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
     results, like = {}, tensors["q"]
     partly = varlen is not None or "lens_q" in arrays or "lens_kv" in arrays  # rows outside sequences are not written
     for name in want:
-        if name in outputs:
-            results[name], seen = out[name], outputs[name]
-        else:
-            results[name], seen = empty(like, plan.shapes[name], plan.dtype_of(name), "out" if name == "o" else name,
-                                        partly)
-        setattr(args, name, address_of(seen, "out" if name == "o" else name))
+        results[name], place = output("out" if name == "o" else name, out.get(name), outputs.get(name), like,
+                                      plan.shapes[name], plan.dtype_of(name), partly)
+        setattr(args, name, place)
     held = _seed(args, seed, seed_offset, device, handle) if static[5] else None
     owner, place = workspace(like, device, plan.workspace)
     _c.check(_c.run(plan.handle, args, _c.ARGS_SIZE, place, handle), varlen is not None)

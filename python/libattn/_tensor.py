@@ -176,6 +176,11 @@ def refuse_nested(name: str) -> NoReturn:
                           "scaled_dot_product_attention in libattn.torch may")
 
 
+def refuse_device(name: str, device: Any, other: str, of_other: Any) -> NoReturn:
+    """Raises for two torch tensors that do not lie on one device which computes."""
+    raise _c.InvalidError(f"{name} is on {device} and {other} on {of_other}; they take one CPU or CUDA GPU")
+
+
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor, and no list."""
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
@@ -248,7 +253,7 @@ def address(seen: Any) -> int:
     return seen.address if type(seen) is View else seen.data_ptr()
 
 
-def refuse_layout(tensor: Any, name: str) -> None:
+def refuse_layout(tensor: Any, name: str) -> NoReturn:
     """Raises for a torch tensor of another layout than torch.strided."""
     raise TypeError(f"{name}: a tensor of layout {tensor.layout}; it takes strided ones, as .to_dense() gives them")
 

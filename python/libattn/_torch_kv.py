@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _c, _cascade, _kv, _options, _torch_kv_again, _torch_nested
+from . import _c, _cascade, _kv, _options, _tensor, _torch_kv_again, _torch_nested
 from ._api import Window
 from ._torch_masks import bits_of
 from ._torch_ops import FORWARD_MODE, floats_of, threads_of
@@ -35,10 +35,6 @@ _library.define("cascade(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? sink,
                 "Tensor[] cu_lens_q, Tensor[] lens_kv, Tensor[] page_tables, SymInt max_len_q, SymInt[]? max_len_kv, "
                 "bool causal, float? scale, float? softcap, bool out_f32, bool deterministic, int threads) -> "
                 "(Tensor, Tensor)")
-_CASCADE_NAMES = ("q", "k_cache", "v_cache", "sink", "fault")
-_NAMES = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "page_table", "cu_lens", "q", "rotary_cos", "rotary_sin",
-          "rotary_interleaved", "rotary_positions", "threads", "fault", "k_scale", "v_scale", "token_scales",
-          "max_len_q", "first_kv", "position_q", "position_kv", "prefix", "bits", "alibi", "sink")
 
 
 def _append(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, sin, interleaved, positions, threads, fault,
@@ -102,7 +98,7 @@ def _with_kvcache_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, 
     out_f32 = rest[-2]
     lse = (q.shape[0], q.shape[2], q.shape[1]) if cu_lens is None else (q.shape[1], q.shape[0])
     return (q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype),
-            q.new_empty(lse, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32))
+            q.new_empty(lse, dtype=floats_of(q)))
 
 
 @torch.library.register_fake("libattn::cascade", lib=_library)
@@ -142,8 +138,7 @@ def _refuse_meta(**tensors: Any) -> None:
     meta = [name for name, x in tensors.items() if x.is_meta]
     if meta and len(meta) < len(tensors):
         other = next(name for name in tensors if name not in meta)
-        raise _c.InvalidError(f"{meta[0]} is on meta and {other} on {tensors[other].device}; they take one CPU or CUDA "
-                              "GPU")
+        _tensor.refuse_device(meta[0], tensors[meta[0]].device, other, tensors[other].device)
 
 
 def _refuse_vmap(name: str) -> Any:
@@ -171,8 +166,8 @@ def _counting_versions(op: Any, names: Tuple[str, ...]) -> Any:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that torch has a kernel of its own for this key
-    for _name, _op, _names in (("append_kvcache", _append_op, _NAMES), ("with_kvcache", _with_op, _NAMES),
-                               ("cascade", _cascade_op, _CASCADE_NAMES)):
+    for _name, _op in (("append_kvcache", _append_op), ("with_kvcache", _with_op), ("cascade", _cascade_op)):
+        _names = tuple(argument.name for argument in _op._schema.arguments)
         _library.impl(_name, _without_autograd(_op, _names), "Autograd")
         _library.impl(_name, _counting_versions(_op, _names), "ADInplaceOrView", with_keyset=True)
         torch.library.register_vmap(f"libattn::{_name}", _refuse_vmap(_name), lib=_library)

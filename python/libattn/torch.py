@@ -77,7 +77,7 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     if tensor.layout != torch.strided:
         _tensor.refuse_layout(tensor, name)
     if tensor.device != q.device or tensor.device.type not in ("cpu", "cuda", "meta"):
-        raise _c.InvalidError(f"{name} is on {tensor.device} and {other} on {q.device}; they take one CPU or CUDA GPU")
+        _tensor.refuse_device(name, tensor.device, other, q.device)
     return tensor
 
 
