@@ -295,10 +295,11 @@ static void a_bias_of_its_own_is_zeroed_where_it_must(void **state)
 static void parameters_say_it_all(void **state)
 {
     (void)state;
-    static const char *const kernels[] = { "sm90_backward_bf16_d64_128", "sm90_backward_f16_d128_128_score_mod",
-                                           "sm90_backward_bf16_d256_64_2cta",
-                                           "sm90_backward_bf16_d192_64_2cta_final_dq",
-                                           "sm90_backward_bf16_d64_128_bias" };
+    static const char *const kernels[] = {
+        "sm90_backward_bf16_d64_128",      "sm90_backward_f16_d128_128_score_mod",
+        "sm90_backward_bf16_d256_64_2cta", "sm90_backward_bf16_d192_64_2cta_final_dq",
+        "sm90_backward_bf16_d64_128_bias", "sm90_backward_bf16_d64_128_spans"
+    };
     check_grid *grid = check_grid_create(CHECK_SEED);
     for (int i = 0; i < COUNT(kernels); i++) {
         check_sweep sweep = check_sweep_create(grid, ATTN_CUDA, kernels[i], ATTN_ISA_AUTO);

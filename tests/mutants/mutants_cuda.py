@@ -192,7 +192,7 @@ MUTANTS = [
      "dQ is postprocessed beside work items that have none", "cuda_choices"),
     (SM90 + "host/table.h", "? (unsigned)ATTN_DETERMINISTIC : 0)", "? 0 : 0)", "spans are taken for a fixed order", "cuda_choices"),
     (SM90 + "host/backward_run.c", "if (!status && plan_of(c)->instead) status = run_instead(c, params);", "",
-     "what is no span is not computed", "emulated/sm90_backward_bf16_d64_128_spans"),
+     "what is no span is not computed", "cuda_backward"),
     (CUDA + "kernel.h", "desc->flags & (ATTN_WINDOW | ATTN_CHUNK);", "desc->flags & ATTN_CHUNK;",
      "the gap between a prefix and a window is seen", "cuda_choices"),
     (SM90 + "host/plan.c", "bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at", "bit_tiles(d, c->kernel), 4, &plan->bit_tiles_at",
