@@ -195,6 +195,12 @@ static uint32_t keys_of_box(const attn_cuda_kernel *k)
     return attn_cuda_gathers(k) ? ATTN_SM90_PIECE : (uint32_t)k->kv_tile;
 }
 
+/* The same of Q's map, of a row that `pack` heads share. */
+static uint32_t rows_of_box(const attn_cuda_kernel *k, uint32_t pack)
+{
+    return k->spans && pack == 1 ? ATTN_SM90_WARPGROUP_ROWS : (uint32_t)k->q_tile / pack;
+}
+
 void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
                     attn_args *a)
 {
@@ -204,7 +210,7 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
     int64_t batch = is_varlen(p) ? 1 : p->shape.batch, rows = is_varlen(p) ? p->shape.total_q : p->shape.len_q;
     int64_t total = is_varlen(p) ? (int64_t)keys.extent[2] : p->shape.len_kv, batch_kv = batch;
     uint32_t columns = d->dtype == ATTN_E4M3 ? (uint32_t)ATTN_SM90_WIDTH(k->dim, 1) : 64;
-    uint32_t q_box[] = { columns, pack, (uint32_t)k->q_tile / pack, 1 }, kv_box[] = { columns, 1, keys_of_box(k), 1 };
+    uint32_t q_box[] = { columns, pack, rows_of_box(k, pack), 1 }, kv_box[] = { columns, 1, keys_of_box(k), 1 };
     if (k->paged) {
         total = d->page_size, batch_kv = d->pages, kv_box[2] = keys.box[2];
         bool whole = total % ATTN_CUDA_PAGE_BOX != 0 || total % kv_box[2] == 0; /* or threads read the pages */
@@ -403,7 +409,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) &&
             (dtype != ATTN_E4M3 || q.box[0] == ATTN_SM90_WIDTH(kernels[i].dim, 1)) &&
-            kernels[i].q_tile / p->schedule.pack == q.box[2] &&
+            rows_of_box(&kernels[i], (uint32_t)p->schedule.pack) == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0
                    : keys_of_box(&kernels[i]) == keys.box[2]))
             k = &kernels[i];

@@ -78,7 +78,7 @@ DEVICE void release_q(const shared *s, consumer *c)
 {
     c->items++;
     u32 empty = BARRIER(s, q.empty[config::own_q ? c->warpgroup : c->q.index]);
-    if (config::spans)
+    if (config::spans || config::gathers) /* the latter's warpgroups may have seen none of what they loaded */
         release_read(empty);
     else
         release(empty);
