@@ -35,8 +35,8 @@ class Prepared(NamedTuple):
 class Layouts(NamedTuple):
     """What a call looks like: layouts by the names of its arguments, and the options that its append goes by."""
 
-    tensors: Dict[str, Layout]  # k_cache and v_cache, and those of q, k and v that there are
-    tables: Dict[str, Layout]  # page_table, and those of rotary embedding that there are
+    tensors: Dict[str, Layout]  # k_cache and v_cache; q, k and v if they are given
+    tables: Dict[str, Layout]  # page_table; those of rotary embedding if they are given
     scales: Dict[str, Layout]  # of a cache of one byte
     batch: int
     interleaved: Optional[bool]  # of rotary embedding; None: there is none

@@ -433,7 +433,7 @@ static void multiply_until(block *b, group *g, uint64_t end)
 
 void gpu_product(int form, int dtype, int n, float *sums, uint64_t a, const uint32_t *words, uint64_t b, int keep)
 {
-    gpu_fence_async();
+    gpu_fence_async(); /* what it loaded is in its registers by now */
     group *g = group_of(running);
     int lane = group_lane(running);
     size_t at = g->issued[lane]++ - g->done;

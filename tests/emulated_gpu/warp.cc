@@ -29,7 +29,7 @@ static float element(int dtype, uint32_t word, int half)
  * 8, and sums of rows g, g, g + 8, g + 8, columns 2t, 2t + 1 (PTX ISA, mma.m16n8k16). */
 void gpu_warp_product(int dtype, float *sums, const uint32_t *a, const uint32_t *b)
 {
-    gpu_fence_async();
+    gpu_fence_async(); /* as a warpgroup's product has it */
     const uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
     lane_words words = exchange(GPU_MULTIPLY, mine, 6);
     int group = running->place.lane / 4, four = running->place.lane % 4;

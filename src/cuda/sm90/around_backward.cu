@@ -6,6 +6,7 @@
 #include "common/reduce.h"
 #include "sm90/backward/postprocess.h"
 #include "sm90/backward/preprocess.h"
+#include "sm90/backward/workspace.h"
 #include "sm90/common/find_spans.h"
 #include "sm90/params.h"
 
@@ -84,8 +85,7 @@ extern "C" __global__ void __launch_bounds__(ATTN_SM90_SPAN_ROWS, 1)
     int batch = blockIdx.z, plane = batch * s->heads + (int)blockIdx.y;
     sequence_lengths w = lengths_of(p, batch);
     int2 *spans = (int2 *)s->of + (long long)plane * s->pitch;
-    int4 *bounds = (int4 *)((int2 *)s->of + (long long)s->batch * s->heads * s->pitch) +
-                   (long long)plane * s->pitch / ATTN_SM90_SPAN_KEYS;
+    int4 *bounds = span_bounds_at(s, plane, 0);
     const int *intervals = NULL;
     if (p->shape.flags & FLAG_INTERVALS)
         intervals = intervals_of(&p->shape, &p->mask, &w, (int)blockIdx.y * (p->shape.heads_q / p->shape.heads_kv));

@@ -32,9 +32,7 @@ typedef struct span_bounds {
 DEVICE span_bounds bounds_of(const attn_sm90_params *p, const kv_item *item, int key, int keys)
 {
     const attn_sm90_spans *s = &p->spans;
-    long long plane = span_plane(s, item->seq.batch, item->kv_head), planes = (long long)s->batch * s->heads;
-    const int4 *bounds =
-        (const int4 *)((const int2 *)s->of + planes * s->pitch) + (plane * s->pitch + key) / ATTN_SM90_SPAN_KEYS;
+    const int4 *bounds = span_bounds_at(s, span_plane(s, item->seq.batch, item->kv_head), key);
     span_bounds all = { 0x7fffffff, 0, 0x7fffffff, 0 };
 #pragma unroll
     for (int i = 0; i < keys / ATTN_SM90_SPAN_KEYS; i++) {

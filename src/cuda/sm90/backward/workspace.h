@@ -1,4 +1,5 @@
-/* What the backward kernels and those before and after them agree on: workspaces by row and the order of work items.
+/* What the backward kernels and those before and after them agree on: workspaces by row, bounds of spans
+ * of keys, and the order of work items.
  *
  * The accumulators of dQ, dK and dV are in fragment order: four floats per thread (two columns of two rows), 32
  * threads, then the next 8 columns, then the next 16 rows. Statistics: common/statistics.h. */
@@ -22,6 +23,13 @@ enum { FLAG_DETERMINISTIC = 1 << 16 };
 DEVICE int accumulator_offset(int thread, int dim, int c)
 {
     return (thread % 128 / 32 * (dim / 8) + c) * 128 + thread % 32 * 4;
+}
+
+/* Of spans of keys: the bounds of those of a plane from `key` on, the first of a piece. They lie behind all spans. */
+DEVICE int4 *span_bounds_at(const attn_sm90_spans *s, long long plane, int key)
+{
+    long long planes = (long long)s->batch * s->heads;
+    return (int4 *)((int2 *)s->of + planes * s->pitch) + (plane * s->pitch + key) / ATTN_SM90_SPAN_KEYS;
 }
 
 /* A work item: its KV head (over the batch), its KV tile in that head's order, and its split. */

@@ -91,6 +91,7 @@ struct config {
     /* The only stage of Q is in parts: a warpgroup's rows have barriers of their own, and the next ones land as soon as
      * it is done with these. */
     static constexpr bool own_q = spans && q_stages == 1;
+    static constexpr int q_parts = own_q ? consumers : q_stages; /* of Q that have barriers */
 
     /* No cross-tile overlap: where Q has one stage, the next Q tile lands while the results of this one are stored, and
      * its first S is computed after that, not beside the last PV. So the last V does not share a stage with the next

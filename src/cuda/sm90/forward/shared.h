@@ -84,7 +84,7 @@ using order_ring = members<copy_orders, config::paged>;
 using transpose_members = members<transpose_ring, config::one_byte>;
 
 struct storage : order_ring, transpose_members {
-    pipeline<config::own_q ? config::consumers : config::q_stages> q;
+    pipeline<config::q_parts> q;
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
     work_item retries[INFOS + 1];
@@ -126,7 +126,7 @@ DEVICE void init_shared(const shared *s, int arrivals)
     if (threadIdx.x == 0) {
         for (int i = 0; i < INFOS; i++)
             s->store->infos[i].w.overflowed = 0;
-        for (int i = 0; i < (config::own_q ? config::consumers : config::q_stages); i++)
+        for (int i = 0; i < config::q_parts; i++)
             init_stage(BARRIER(s, q.full[i]), BARRIER(s, q.empty[i]), 1, config::own_q ? 1 : config::consumers);
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor < PIPELINES; tensor++)
