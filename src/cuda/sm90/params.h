@@ -37,7 +37,8 @@
 
 /* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
  * promotion; strides of extents that are 1 may be any multiple of 16 bytes. Where a box is 64 columns wide here, it is
- * 128 columns for elements of one byte; for variants whose dim is 64 it is 64 of them, with a 64-byte swizzle.
+ * 128 columns for elements of one byte; for variants whose dim is no multiple of 128 it is 64 of them, with a 64-byte
+ * swizzle.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1); of SPANS variants without PackGQA
  *      (64, 1, ATTN_SM90_WARPGROUP_ROWS, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1), keys: of BLOCKS variants ATTN_SM90_PIECE;
@@ -188,14 +189,18 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
-#define ATTN_SM90_RAW_STAGES 2 /* of V as it comes, where it is transposed from there into the stages: E4M3 */
-#define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : 128) /* of a panel's row, in bytes */
+/* Of a panel's row, in bytes; of bytes so many that the last panel is full. */
+#define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : (bytes) == 1 && (dim) % 128 ? 64 : 128)
 #define ATTN_SM90_ROW(dim, bytes) \
     (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * ATTN_SM90_WIDTH(dim, bytes))
+/* E4M3: panels of V as it comes, from where it is transposed into the stages: of two tiles, or where there is no room
+ * for them of one. */
+#define ATTN_SM90_RAW_STAGES(dim_v) ((dim_v) > 128 ? ATTN_SM90_ROW(dim_v, 1) / ATTN_SM90_WIDTH(dim_v, 1) : 2)
+#define ATTN_SM90_RAW_BYTES(keys, dim_v) (ATTN_SM90_RAW_STAGES(dim_v) * (keys)*ATTN_SM90_WIDTH(dim_v, 1))
 #define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)             \
     ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                 \
      (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) + \
-     ((bytes) == 1 ? ATTN_SM90_RAW_STAGES : 0) * (keys)*ATTN_SM90_ROW(dim_v, bytes))
+     ((bytes) == 1 ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
 #define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                                 \
     ((ATTN_SM90_SMEM_MOST - 2048 - (intervals)-ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / \

@@ -12,15 +12,19 @@ DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *sour
 {
     using tile = config::loaded_v_tile;
     transpose_ring *ring = s->store->transpose_members::get();
-    u32 full = raw_full(ring, at->index);
     if (from.row < 0) return;
-    wait_empty(raw_empty(ring, at->index), at->phase);
-    if (threadIdx.x % 32 == 0) {
-        ring->valid[at->index] = from.valid;
-        source->expect(p, full, tile::bytes);
-        source->template copy<tile>(p, s, &p->v_map, s->raw + at->index * tile::bytes, full, true, from);
+#pragma unroll 1
+    for (int i = 0; i < tile::panels; i++) {
+        u32 full = raw_full(ring, at->index);
+        wait_empty(raw_empty(ring, at->index), at->phase);
+        if (threadIdx.x % 32 == 0) {
+            ring->valid[at->index] = from.valid;
+            source->expect(p, full, tile::panel_bytes);
+            source->copy_panel(p, &p->v_map, s->raw + at->index * tile::panel_bytes, full, i * tile::panel_columns,
+                               from);
+        }
+        advance(at, config::raw_stages);
     }
-    advance(at, ATTN_SM90_RAW_STAGES);
 }
 
 /* No more V will come. */
