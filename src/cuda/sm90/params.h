@@ -5,7 +5,7 @@
  *
  *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params, or of paged keys
  *   attn_sm90_cached_params, of E4M3 attn_sm90_scaled_params, of a bias attn_sm90_bias_params; grid schedule.grid,
- *   block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *   block ATTN_SM90_FORWARD_THREADS(...), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.
@@ -175,6 +175,11 @@ typedef struct attn_sm90_copy {
 typedef struct attn_sm90_repack_params {
     attn_sm90_copy of[3];
 } attn_sm90_repack_params;
+
+/* Warpgroups of a forward variant: one loads; of one-byte elements with more than 128 dims one transposes. */
+#define ATTN_SM90_TRANSPOSES(bytes, dim_v) ((bytes) == 1 && (dim_v) > 128)
+#define ATTN_SM90_FORWARD_THREADS(bytes, dim_v, rows) \
+    (128 * ((rows) / ATTN_SM90_WARPGROUP_ROWS + 1 + ATTN_SM90_TRANSPOSES(bytes, dim_v)))
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
 #define ATTN_SM90_PIECE 64          /* keys of a box of K or V, in variants of block lists alone */

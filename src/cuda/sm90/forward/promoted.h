@@ -36,7 +36,7 @@
 
 /* QK of the first half of the next tile's keys is issued when P of that half is packed, beside exponentials of the
  * other. */
-enum { EARLY = (config::s_buffers & 3) == 2 };
+enum { EARLY = config::s_buffers == 2 };
 
 enum { P_BITS = 8, SCORES = config::keys / 2 /* of a thread */ };
 
@@ -45,7 +45,7 @@ enum { SLICE = 64, SLICES = config::dim_v / SLICE };
 
 /* Which half of S is computed first: the one that a slice leaves first. */
 enum { FIRST_HALF = config::sliced ? SLICES % 2 : 0 };
-enum { WHOLE = config::sliced && !EARLY };
+static_assert(!config::sliced || EARLY, "halves of S are what slices are in");
 
 static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
 
@@ -240,7 +240,7 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
                           bool first)
 {
     int greatest[2];
-    wgmma_wait(pending + !WHOLE); /* for the first half of S */
+    wgmma_wait(pending + 1); /* for the first half of S */
     pin_floats(f->s + FIRST_HALF * SCORES / 2, SCORES / 2);
     greatest[0] = greatest[1] = 0x80000000;
     find_greatest_bits(f->s + FIRST_HALF * SCORES / 2, greatest);
@@ -296,14 +296,13 @@ DEVICE float *slice_of(promoted_fragments *f, int i)
     return f->s + i % 2 * SCORES / 2;
 }
 
-/* P V of a slice of columns, asynchronously. */
-DEVICE void issue_slice(const shared *s, promoted_fragments *f, int stage, int i)
+/* P V of a slice of columns of the tile at v, asynchronously. */
+DEVICE void issue_slice(promoted_fragments *f, u32 v, int i)
 {
     using slice = rows_of_tile<config::v_tile, SLICE>;
-    u32 v = v_address(s, stage) + i * SLICE * slice::width;
 #pragma unroll
     for (int k = 0; k < config::keys / config::step; k++)
-        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, v, k, k > 0);
+        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, v + i * SLICE * slice::width, k, k > 0);
     wgmma_commit();
 }
 
@@ -324,27 +323,27 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
     exponentiate_some(f, tile_scale(p, c), 0, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, 0, config::keys / 32);
+    pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
+    u32 v = v_address(s, c->kv.index);
     if (!last) wait_full(s, K, next);
     wait_full(s, V, c->kv);
     if (config::turns && !last) wait_turn(c);
     wgmma_fence();
-    issue_slice(s, f, c->kv.index, 0);
-    issue_slice(s, f, c->kv.index, 1);
+    issue_slice(f, v, 0);
+    issue_slice(f, v, 1);
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
-        const bool follows = i + 1 < SLICES || (EARLY && !last);
-        if (follows)
+        if (i + 1 < SLICES || !last)
             wgmma_wait(1);
         else
             wgmma_wait(0);
         promote_slice(f, i);
         wgmma_fence();
         if (i + 2 < SLICES)
-            issue_slice(s, f, c->kv.index, i + 2);
-        else if (EARLY && !last)
+            issue_slice(f, v, i + 2);
+        else if (!last)
             issue_half_qk(s, c, f, next.index, i % 2);
     }
-    if (WHOLE && !last) issue_qk(s, c, f->s, f->q, next.index);
     if (config::turns && !last) pass_turn(c);
     release_stage(s, V, c->kv.index);
 }
@@ -373,12 +372,8 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, pr
     f->factor[0] = f->factor[1] = 0;
     wait_full(s, K, c->kv);
     wgmma_fence();
-    if (WHOLE) {
-        issue_qk(s, c, f->s, f->q, c->kv.index);
-    } else {
-        issue_half_qk(s, c, f, c->kv.index, FIRST_HALF);
-        issue_half_qk(s, c, f, c->kv.index, !FIRST_HALF);
-    }
+    issue_half_qk(s, c, f, c->kv.index, FIRST_HALF);
+    issue_half_qk(s, c, f, c->kv.index, !FIRST_HALF);
     begin_softmax<0>(p, s, c, f, true, true);
 }
 

@@ -8,7 +8,7 @@
 #include "sm90/forward/config.h"
 
 /* valid: how many keys of the tile the sequence has, or NO_MORE. */
-enum { TRANSPOSING_WARPS = 2, NO_MORE = -1 };
+enum { NO_MORE = -1 };
 struct transpose_ring {
     pipeline<config::raw_stages> raw;
     int valid[config::raw_stages];
@@ -28,7 +28,7 @@ DEVICE void init_transposing(const transpose_ring *ring)
 {
     for (int i = 0; i < config::raw_stages; i++) {
         barrier_init(raw_full(ring, i), 1);
-        barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
+        barrier_init(raw_empty(ring, i), config::transposing_warps);
     }
 }
 
