@@ -66,11 +66,6 @@ template <int dtype, int rows_, int columns_, order order_, int width_ = 128> st
     static constexpr int panel_bytes = rows * width, bytes = panels * panel_bytes;
 };
 
-/* `count` neighbouring rows of a tile. */
-template <class tile, int count> struct rows_of_tile : tile {
-    static constexpr int rows = count;
-};
-
 /* What the 16-byte piece of a row has for a number is XORed by this. */
 template <int width> DEVICE u32 swizzle_of_row(u32 row)
 {

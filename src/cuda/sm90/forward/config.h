@@ -67,15 +67,13 @@ struct config {
     /* E4M3: PV has no registers beside S and O: it comes in slices of columns, in those of S. A warpgroup of its own
      * transposes V: two warps would take longer than the products. */
     static constexpr bool sliced = ATTN_SM90_TRANSPOSES(bytes, dim_v);
-    static constexpr int transposing_warps = sliced ? 4 : 2;
 
     /* Ping-pong warpgroups wait for turns to issue products. */
     static constexpr bool turns = pingpong && (!one_byte || sliced);
 
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
-    static constexpr int held_beside_slices = dim_v > 192 ? 0 : 96;
-    static constexpr int held_of_bytes = sliced ? held_beside_slices : two_outputs ? 0 : dim;
+    static constexpr int held_of_bytes = dim_v == 192 ? 96 : dim_v > 64 ? 0 : dim;
     static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
@@ -112,7 +110,6 @@ struct config {
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
-    static constexpr int raw_stages = ATTN_SM90_RAW_STAGES(dim_v);          /* E4M3: of panels of V as it is loaded */
     using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     /* Of a KV tile's intervals, in each stage. */

@@ -28,11 +28,10 @@ extern "C" __global__ void __launch_bounds__(config::threads, 1)
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
         if constexpr (config::paged) copy_ordered_keys(p, &s, warp);
-        if constexpr (config::one_byte && !config::sliced)
-            if (warp >= 2) transpose_values(&s, warp - 2);
+        if constexpr (config::one_byte && !config::sliced) transpose_values(&s, warp - 2);
     } else if (config::sliced && threadIdx.x >= config::threads - 128) {
         REGISTERS_DROP(config::producer_registers);
-        if constexpr (config::one_byte) transpose_values(&s, uniform(threadIdx.x / 32) % 4);
+        transpose_values(&s, uniform(threadIdx.x / 32) % 4);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
         if constexpr (config::gathers)

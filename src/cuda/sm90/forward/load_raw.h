@@ -20,10 +20,10 @@ DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *sour
         if (threadIdx.x % 32 == 0) {
             ring->valid[at->index] = from.valid;
             source->expect(p, full, tile::panel_bytes);
-            source->copy_panel(p, &p->v_map, s->raw + at->index * tile::panel_bytes, full, i * tile::panel_columns,
-                               from);
+            tma_load(s->raw + at->index * tile::panel_bytes, &p->v_map, full, i * tile::panel_columns, from.head,
+                     from.row, p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
         }
-        advance(at, config::raw_stages);
+        advance(at, RAW_STAGES);
     }
 }
 

@@ -49,6 +49,11 @@ static_assert(!config::sliced || EARLY, "halves of S are what slices are in");
 
 static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
 
+/* `count` neighbouring rows of a tile. */
+template <class tile, int count> struct rows_of_tile : tile {
+    static constexpr int rows = count;
+};
+
 /* What P of a tile is relative to. */
 struct tile_max {
     bool some[2]; /* the row sees a key of it */

@@ -131,7 +131,7 @@ DEVICE void init_shared(const shared *s, int arrivals)
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor < PIPELINES; tensor++)
                 init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),
-                           config::one_byte && tensor == V ? config::transposing_warps : arrivals);
+                           config::one_byte && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
         if constexpr (config::paged) init_orders(s->store->order_ring::get());
         if constexpr (config::one_byte) init_transposing(s->store->transpose_members::get());
         barrier_init_fence();

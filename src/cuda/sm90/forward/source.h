@@ -32,19 +32,14 @@ struct tma_source {
         barrier_expect(full, bytes);
     }
 
-    DEVICE void copy_panel(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, int column,
-                           position from)
-    {
-        tma_load(to, map, full, column, from.head, from.row, p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
-    }
-
     template <class tile>
     DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
                      position from)
     {
 #pragma unroll
         for (int i = 0; i < tile::panels; i++)
-            copy_panel(p, map, to + i * tile::panel_bytes, full, tile::panel_columns * i, from);
+            tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i, from.head, from.row,
+                     p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
     }
 
     DEVICE void end(const attn_sm90_params *, const shared *)

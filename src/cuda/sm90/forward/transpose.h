@@ -40,7 +40,7 @@ template <bool cut> DEVICE void transpose_panel(u32 from, u32 to, u32 warp, int 
 {
     using loaded = config::loaded_v_tile;
     using transposed = config::transposed_v_tile;
-    constexpr int blocks = loaded::panel_columns / 32, step = 16 * config::transposing_warps;
+    constexpr int blocks = loaded::panel_columns / 32, step = 16 * TRANSPOSING_WARPS;
     static_assert(transposed::width == 32, "a panel of the transposed tile is a step of PV");
     u32 lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
     u32 key = warp * 16 + matrix % 2 * 8 + row, piece = matrix / 2 ^ swizzle_of_row<loaded::width>(key);
@@ -76,9 +76,10 @@ template <bool cut> DEVICE void transpose_panel(u32 from, u32 to, u32 warp, int 
 
 /* ---- the warps --------------------------------------------------------------------------------- */
 
-/* What the warps that transpose do; warp: which of them. */
+/* What the warps that transpose do; warp: which of them, if it is one. */
 DEVICE void transpose_values(const shared *s, u32 warp)
 {
+    if (warp >= TRANSPOSING_WARPS) return;
     using loaded = config::loaded_v_tile;
     using transposed = config::transposed_v_tile;
     pipeline_state raw = { 0, 0 }, v = { 0, 1 };
@@ -97,7 +98,7 @@ DEVICE void transpose_values(const shared *s, u32 warp)
             transpose_panel<false>(from, to, warp, valid);
         fence_async();
         release(raw_empty(ring, raw.index));
-        advance(&raw, config::raw_stages);
+        advance(&raw, RAW_STAGES);
         if (panel + 1 < loaded::panels) continue;
         release(BARRIER(s, kv[V].full[v.index]));
         advance(&v, config::stages);

@@ -7,11 +7,13 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
 
+enum { TRANSPOSING_WARPS = config::sliced ? 4 : 2, RAW_STAGES = ATTN_SM90_RAW_STAGES(config::dim_v) };
+
 /* valid: how many keys of the tile the sequence has, or NO_MORE. */
 enum { NO_MORE = -1 };
 struct transpose_ring {
-    pipeline<config::raw_stages> raw;
-    int valid[config::raw_stages];
+    pipeline<RAW_STAGES> raw;
+    int valid[RAW_STAGES];
 };
 
 DEVICE u32 raw_full(const transpose_ring *ring, int index)
@@ -26,9 +28,9 @@ DEVICE u32 raw_empty(const transpose_ring *ring, int index)
 
 DEVICE void init_transposing(const transpose_ring *ring)
 {
-    for (int i = 0; i < config::raw_stages; i++) {
+    for (int i = 0; i < RAW_STAGES; i++) {
         barrier_init(raw_full(ring, i), 1);
-        barrier_init(raw_empty(ring, i), config::transposing_warps);
+        barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
     }
 }
 
