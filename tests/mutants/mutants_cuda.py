@@ -260,8 +260,6 @@ MUTANTS = [
      "a tile far above the row's max overflows", "emulated/sm90_e4m3_d128_128x128"),
     (SM90 + "forward/promoted.h", "else wgmma_wait(0); promote_slice(f, i);", "else wgmma_wait(1); promote_slice(f, i);",
      "a slice of PV is promoted before it has come", "emulated/sm90_e4m3_d256_128x128"),
-    (SM90 + "forward/promoted.h", "enum { FIRST_HALF = config::sliced ? SLICES % 2 : 0 };", "enum { FIRST_HALF = 0 };",
-     "the half of S that comes last is read first", "emulated/sm90_e4m3_d192_128x128"),
     (SM90 + "forward/transpose.h", "if (panel == 0) wait_empty(BARRIER(s, kv[V].empty[v.index]), v.phase);", "",
      "V is transposed to where products read", "emulated/sm90_e4m3_d256_128x128"),
     (SM90 + "forward/transpose.h", "if (panel + 1 < loaded::panels) continue;", "", "a panel of V is taken for all of it",
