@@ -429,7 +429,12 @@ static void features_are_predicted_as_measured(void **state)
     desc.batch = 2, desc.heads_q = desc.heads_kv = 32, desc.len_q = desc.len_kv = 4096, desc.dim_qk = desc.dim_v = 64;
     desc.flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_ALIBI, desc.window_left = 512, desc.window_right = -1;
     desc.alibi_batch = 1;
-    expect_why(&desc, "sm90_bf16_d64_256x64_alibi", "predicted the fastest");
+    expect_why(&desc, "sm90_bf16_d64_256x64_spans_alibi", "predicted the fastest");
+    desc = plain, desc.direction = ATTN_FORWARD, desc.flags = ATTN_CAUSAL | ATTN_WINDOW;
+    desc.window_left = 512, desc.window_right = -1;
+    expect_why(&desc, "sm90_bf16_d128_192x64_spans", "predicted the fastest");
+    desc.window_left = desc.len_kv - 1; /* hides nothing */
+    expect_why(&desc, "sm90_bf16_d128_192x64", "predicted the fastest");
     end_context(context);
 }
 

@@ -200,7 +200,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
         all += count[ATTN_PER_TILE] * straddling_clocks;
     else if (d->flags & ATTN_INTERVALS)
         all += count[ATTN_PER_STEP] * k->kv_tile * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
-    if (uneven && !(k->features & ATTN_CHUNK) && attn_mask_edges(d) > 1) all += count[ATTN_PER_TILE] * window_clocks;
+    if (uneven && !k->spans && attn_mask_edges(d) > 1) all += count[ATTN_PER_TILE] * window_clocks;
     if (!attn_sm90_tma_takes(d, ATTN_SM90_O)) all += count[ATTN_PER_TILE] * narrow_clocks * (double)(rows * d->dim_v);
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
