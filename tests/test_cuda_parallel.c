@@ -135,6 +135,52 @@ static void backwards_are_one_devices(void **state)
         run_case(&cases[i], ATTN_BACKWARD);
 }
 
+/* Heads are cut into pieces of several sizes, and each head's bits are those of one piece. Slopes and sinks differ from
+ * head to head. */
+static void pieces_change_nothing(void **state)
+{
+    static const int64_t heads_kv[] = { 1, 2, 3, 5, 7, 8 };
+    static const int32_t pieces[] = { 1, 2, 3, 4, 5, 9 }; /* the first is what others are compared with */
+    (void)state;
+    for (int n = 0; n < 24; n++) {
+        static unsigned char bits[1 << 20];
+        check_problem problem;
+        char what[200];
+        attn_direction direction = n % 2 ? ATTN_BACKWARD : ATTN_FORWARD;
+        parallel_case c = { .flags = ATTN_CAUSAL | (n / 2 % 2 ? ATTN_ALIBI | ATTN_SINK : 0),
+                            .dtype = n / 4 % 2 ? ATTN_F16 : ATTN_BF16,
+                            .batch = 1 + n / 2 % 2,
+                            .heads_kv = heads_kv[n / 4],
+                            .len_q = 90,
+                            .len_kv = 100 };
+        attn_desc desc = parallel_desc_of(&c, direction);
+        desc.heads_q = desc.heads_kv * (1 + n / 2 % 2), desc.dim_qk = 16, desc.dim_v = 24;
+        desc.alibi_batch = desc.flags & ATTN_ALIBI ? 1 : 0;
+        check_options options = { .seed = 70 + (uint64_t)n };
+        assert_ok(check_problem_create(&problem, &desc, &options));
+        if (direction == ATTN_BACKWARD) assert_ok(check_problem_run(&problem, &desc, NULL)); /* o and lse */
+        problem.desc.device = ATTN_CUDA, problem.desc.threads = 0;
+        for (int p = 0; p < 6; p++) {
+            int ranks = 2 + n / 2 % 3;
+            attn_parallel_desc how = { .layout = (attn_layout)(n / 4 % 2), .pieces = pieces[p] };
+            size_t at = 0;
+            snprintf(what, sizeof what, "%d over %d heads, %s, %d ranks, pieces = %d", (int)desc.heads_q,
+                     (int)desc.heads_kv, direction ? "backward" : "forward", ranks, (int)how.pieces);
+            parallel_refresh(&problem);
+            run_ranks(&problem, &how, ranks, (transport)((n / 2 + p) % 3), what);
+            for (int i = 0; i < 2 + CHECK_GRADIENTS; i++) {
+                const check_buffer *of = i == 0 ? &problem.o : i == 1 ? &problem.lse : &problem.gradients[i - 2];
+                if (!of->data) continue;
+                assert_true(at + of->size <= sizeof bits);
+                if (p && memcmp(bits + at, of->data, of->size) != 0) fail_msg("%s: other bits of output %d", what, i);
+                memcpy(bits + at, of->data, of->size);
+                at += of->size;
+            }
+        }
+        check_problem_destroy(&problem);
+    }
+}
+
 /* ---- plans ----------------------------------------------------------------------------------- */
 
 static attn_desc long_desc(void)
@@ -155,14 +201,14 @@ static void plans_say_what_they_are(void **state)
     (void)state;
     CUcontext context = fresh_context(0);
     attn_desc desc = long_desc();
-    attn_parallel_info info, more;
+    attn_parallel_info info;
     attn_parallel_plan *plan;
     char text[2000];
     attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG };
     assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
     assert_ok(attn_parallel_plan_get_info(plan, &info));
     attn_parallel_plan_describe(plan, text, sizeof text);
-    assert_non_null(strstr(text, "all-gather: on a GPU, in 4 pieces of the KV heads"));
+    assert_non_null(strstr(text, "all-gather: on a GPU, in 2 pieces of the KV heads: 1, 7\n"));
     assert_true(info.seconds > 0 && info.pairs > 0);
     assert_true(info.sent_bytes == 0.25 * (1 << 18) * 8 * 128 * 2 * 2); /* rank 1 sees its first chunk, k and v */
     attn_plan *alone;
@@ -172,20 +218,106 @@ static void plans_say_what_they_are(void **state)
     assert_true(info.seconds > 0.5 * one.seconds && info.seconds < 0.6 * one.seconds);
     attn_plan_destroy(alone);
     attn_parallel_plan_destroy(plan);
-    desc.len_q = desc.len_kv = 1 << 14; /* shorter: fewer pieces */
-    assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
-    attn_parallel_plan_describe(plan, text, sizeof text);
-    assert_non_null(strstr(text, "in 2 pieces"));
-    attn_parallel_plan_destroy(plan);
-    desc = long_desc();
-    desc.direction = ATTN_BACKWARD;
-    for (int i = 0; i < 2; i++) {
-        how.pieces = i ? 8 : 4;
+    end_context(context);
+}
+
+/* How many heads each piece has. */
+static void pieces_are_shared_out(void **state)
+{
+    static const struct {
+        attn_direction direction;
+        int32_t ranks, pieces;
+        int64_t tokens, heads_q, heads_kv;
+        const char *words;
+    } cases_of[] = {
+        { ATTN_FORWARD, 2, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 1, 7" },
+        { ATTN_FORWARD, 4, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 2, 6" },
+        { ATTN_FORWARD, 8, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
+        { ATTN_FORWARD, 2, 0, 1 << 14, 32, 32, "2 pieces of the KV heads: 4, 28" },
+        { ATTN_FORWARD, 2, 0, 1 << 12, 32, 8, "1 piece of the KV heads: 8" }, /* few bytes to hide */
+        { ATTN_FORWARD, 2, 0, 1 << 16, 32, 1, "1 piece of the KV heads: 1" },
+        { ATTN_FORWARD, 1, 3, 1 << 16, 32, 8, "1 piece of the KV heads: 8" },
+        { ATTN_FORWARD, 2, 3, 1 << 14, 32, 8, "3 pieces of the KV heads: 1, 4, 3" },
+        { ATTN_FORWARD, 2, 4, 1 << 10, 32, 8, "4 pieces of the KV heads: 2, 2, 2, 2" },
+        { ATTN_FORWARD, 2, 100, 1 << 14, 5, 5, "5 pieces of the KV heads: 1, 1, 1, 1, 1" },
+        { ATTN_BACKWARD, 2, 0, 1 << 14, 32, 8, "3 pieces of the KV heads: 1, 5, 2" },
+        { ATTN_BACKWARD, 2, 0, 1 << 14, 28, 7, "3 pieces of the KV heads: 1, 4, 2" },
+        { ATTN_BACKWARD, 8, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
+        { ATTN_BACKWARD, 2, 0, 1 << 16, 32, 2, "2 pieces of the KV heads: 1, 1" },
+        { ATTN_BACKWARD, 2, 0, 1 << 20, 32, 8, "8 pieces of the KV heads: 1, 1, 1, 1, 1, 1, 1, 1" }, /* many rows */
+        { ATTN_BACKWARD, 2, 0, 1 << 20, 64, 64, "16 pieces of the KV heads: 1, 5, 5, 5, 5, 5, 5, 5, .." },
+        { ATTN_BACKWARD, 2, 2, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
+        { ATTN_BACKWARD, 2, 4, 1 << 14, 32, 8, "4 pieces of the KV heads: 1, 3, 2, 2" },
+    };
+    (void)state;
+    CUcontext context = fresh_context(0);
+    for (size_t i = 0; i < sizeof cases_of / sizeof *cases_of; i++) {
+        attn_parallel_desc how = { .ranks = cases_of[i].ranks, .layout = ATTN_ZIGZAG, .pieces = cases_of[i].pieces };
+        attn_parallel_plan *plan;
+        char text[2000];
+        attn_desc desc = long_desc();
+        desc.direction = cases_of[i].direction, desc.len_q = desc.len_kv = cases_of[i].tokens;
+        desc.heads_q = cases_of[i].heads_q, desc.heads_kv = cases_of[i].heads_kv;
+        for (how.rank = 0; how.rank < how.ranks; how.rank++) {
+            assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+            attn_parallel_plan_describe(plan, text, sizeof text);
+            if (!strstr(text, cases_of[i].words)) fail_msg("not in %s:\n%s", cases_of[i].words, text);
+            attn_parallel_plan_destroy(plan);
+        }
+    }
+    end_context(context);
+}
+
+/* The more pieces a backward has, the less memory it takes: with a million tokens, 20 GiB. */
+static void pieces_save_memory(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    uint64_t before = UINT64_MAX;
+    for (int32_t pieces = 2; pieces <= 8; pieces *= 2) {
+        attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG, .pieces = pieces };
+        attn_parallel_plan *plan;
+        attn_parallel_info info;
+        attn_desc desc = long_desc();
+        desc.direction = ATTN_BACKWARD, desc.len_q = desc.len_kv = 1 << 20;
         assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
-        assert_ok(attn_parallel_plan_get_info(plan, i ? &more : &info));
+        assert_ok(attn_parallel_plan_get_info(plan, &info));
+        assert_true(info.workspace_bytes < before);
+        before = info.workspace_bytes;
         attn_parallel_plan_destroy(plan);
     }
-    assert_true(more.workspace_bytes < info.workspace_bytes);
+    assert_true(before < (uint64_t)20 << 30);
+    end_context(context);
+}
+
+/* A plan says that more of a transfer is hidden where its first piece, or its last in the backward, is small. */
+static void what_is_not_hidden_is_predicted(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    for (int backward = 0; backward < 2; backward++) {
+        double lost[2]; /* by a slow link, in seconds: with one piece, and with the chosen ones */
+        attn_desc desc = long_desc();
+        desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+        for (int n = 0; n < 2; n++) {
+            double seconds[2];
+            for (int slow = 0; slow < 2; slow++) {
+                attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG, .pieces = n ? 0 : 1 };
+                attn_parallel_plan *plan;
+                attn_parallel_info info;
+                how.link = slow ? 5e10 : 1e15;
+                assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+                assert_ok(attn_parallel_plan_get_info(plan, &info));
+                seconds[slow] = info.seconds;
+                attn_parallel_plan_destroy(plan);
+            }
+            lost[n] = seconds[1] - seconds[0];
+        }
+        /* of all keys 1/8, and of gradients 2/8; beside what NCCL's kernels take from runs, a sixth of the rest */
+        double most = backward ? (1. + 2 * 2 * 2) / 8 / 5 + 1. / 6 : 1. / 8 + 1. / 6;
+        if (!(lost[1] < most * lost[0] && lost[1] > 0.9 / 8 * lost[0]))
+            fail_msg("%d: %g s of %g are not hidden", backward, lost[1], lost[0]);
+    }
     end_context(context);
 }
 
@@ -400,6 +532,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forwards_are_one_devices), cmocka_unit_test(backwards_are_one_devices),
         cmocka_unit_test(plans_say_what_they_are),  cmocka_unit_test(predictions_are_what_was_measured),
+        cmocka_unit_test(pieces_change_nothing),    cmocka_unit_test(pieces_are_shared_out),
+        cmocka_unit_test(pieces_save_memory),       cmocka_unit_test(what_is_not_hidden_is_predicted),
         cmocka_unit_test(what_gpus_do_not_take),    cmocka_unit_test(the_host_reads_no_array),
         cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_peers_do_not_take),
         cmocka_unit_test(what_hangs_is_aborted),
