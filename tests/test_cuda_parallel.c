@@ -241,11 +241,11 @@ static void pieces_are_shared_out(void **state)
         { ATTN_FORWARD, 2, 4, 1 << 10, 32, 8, "4 pieces of the KV heads: 2, 2, 2, 2" },
         { ATTN_FORWARD, 2, 100, 1 << 14, 5, 5, "5 pieces of the KV heads: 1, 1, 1, 1, 1" },
         { ATTN_BACKWARD, 2, 0, 1 << 14, 32, 8, "3 pieces of the KV heads: 1, 5, 2" },
-        { ATTN_BACKWARD, 2, 0, 1 << 14, 28, 7, "3 pieces of the KV heads: 1, 4, 2" },
+        { ATTN_BACKWARD, 2, 0, 1 << 15, 28, 7, "3 pieces of the KV heads: 1, 4, 2" },
         { ATTN_BACKWARD, 8, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
         { ATTN_BACKWARD, 2, 0, 1 << 16, 32, 2, "2 pieces of the KV heads: 1, 1" },
         { ATTN_BACKWARD, 2, 0, 1 << 20, 32, 8, "8 pieces of the KV heads: 1, 1, 1, 1, 1, 1, 1, 1" }, /* many rows */
-        { ATTN_BACKWARD, 2, 0, 1 << 20, 64, 64, "16 pieces of the KV heads: 1, 5, 5, 5, 5, 5, 5, 5, .." },
+        { ATTN_BACKWARD, 2, 0, 1 << 20, 64, 64, "16 pieces of the KV heads: 1, 5, 5, 5, 5, 5, 4, 4, .." },
         { ATTN_BACKWARD, 2, 2, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
         { ATTN_BACKWARD, 2, 4, 1 << 14, 32, 8, "4 pieces of the KV heads: 1, 3, 2, 2" },
     };
@@ -290,19 +290,23 @@ static void pieces_save_memory(void **state)
     end_context(context);
 }
 
-/* A plan says that more of a transfer is hidden where its first piece, or its last in the backward, is small. */
+/* Not hidden are the first piece's keys, and of the gradients, which have twice as many bytes, the last one's; beside
+ * transfers by kernels runs take longer. */
 static void what_is_not_hidden_is_predicted(void **state)
 {
+    static const double expected[] = { 1. / 8, (1. / 8 + 2 * 2. / 8) / 3 };
+    attn_machine_info machine;
     (void)state;
     CUcontext context = fresh_context(0);
+    assert_ok(attn_machine_get_info(ATTN_CUDA, &machine));
     for (int backward = 0; backward < 2; backward++) {
-        double lost[2]; /* by a slow link, in seconds: with one piece, and with the chosen ones */
+        double lost[2]; /* with one piece, which is all; with those that are chosen */
         attn_desc desc = long_desc();
         desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
-        for (int n = 0; n < 2; n++) {
+        for (int chosen = 0; chosen < 2; chosen++) {
             double seconds[2];
             for (int slow = 0; slow < 2; slow++) {
-                attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG, .pieces = n ? 0 : 1 };
+                attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG, .pieces = !chosen };
                 attn_parallel_plan *plan;
                 attn_parallel_info info;
                 how.link = slow ? 5e10 : 1e15;
@@ -311,12 +315,11 @@ static void what_is_not_hidden_is_predicted(void **state)
                 seconds[slow] = info.seconds;
                 attn_parallel_plan_destroy(plan);
             }
-            lost[n] = seconds[1] - seconds[0];
+            lost[chosen] = seconds[1] - seconds[0];
         }
-        /* of all keys 1/8, and of gradients 2/8; beside what NCCL's kernels take from runs, a sixth of the rest */
-        double most = backward ? (1. + 2 * 2 * 2) / 8 / 5 + 1. / 6 : 1. / 8 + 1. / 6;
-        if (!(lost[1] < most * lost[0] && lost[1] > 0.9 / 8 * lost[0]))
-            fail_msg("%d: %g s of %g are not hidden", backward, lost[1], lost[0]);
+        double share = expected[backward] + (1 - expected[backward]) * (1 - 1 / machine.link_beside);
+        if (fabs(lost[1] / lost[0] - share) > 1e-6)
+            fail_msg("%s: %g s of %g are not hidden", backward ? "backward" : "forward", lost[1], lost[0]);
     }
     end_context(context);
 }

@@ -166,7 +166,8 @@ static int64_t choose_pieces(const attn_parallel_plan *plan)
     bool backward = plan->whole.direction == ATTN_BACKWARD;
     int64_t heads = plan->whole.heads_kv, first = heads_of(plan, FIRST_LINES),
             many = backward ? attn_ceil_div(lines_of(plan), MOST_LINES) : 0;
-    int pieces = backward && heads >= 4 * first ? 3 : heads >= 2 * first ? 2 : 1;
+    bool ends = backward && heads >= 4 * first && lines_of(plan) >= 8 * FIRST_LINES; /* these are 3/8 at most */
+    int pieces = ends ? 3 : heads >= 2 * first ? 2 : 1;
     while (pieces > 1 && hidden_bytes(plan, pieces) < (double)(pieces - 1) * HIDDEN_BYTES)
         pieces--;
     return many > pieces ? many : pieces;
