@@ -181,6 +181,152 @@ static void pieces_change_nothing(void **state)
     }
 }
 
+/* ---- streams --------------------------------------------------------------------------------- */
+
+/* An engine of one rank, whose exchanges are copies in the stream: what is sent, to a log; what arrives, from a source.
+ * Both go through their bytes one after another. */
+typedef struct echo {
+    char *log, *source;
+    size_t logged, taken;
+    int32_t rank, ranks;
+} echo;
+
+enum { ECHO_BYTES = 1 << 24 };
+
+static int echo_exchange(void *context, int32_t to, const void *send, size_t send_bytes, int32_t from, void *receive,
+                         size_t receive_bytes, void *stream)
+{
+    echo *e = context;
+    int failed = 0;
+    if (to >= 0)
+        failed = driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)(e->log + e->logged), (CUdeviceptr)(uintptr_t)send,
+                                             send_bytes, stream);
+    if (from >= 0 && !failed)
+        failed = driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)receive,
+                                             (CUdeviceptr)(uintptr_t)(e->source + e->taken), receive_bytes, stream);
+    e->logged += send_bytes, e->taken += receive_bytes;
+    assert_true(e->logged <= ECHO_BYTES && e->taken <= ECHO_BYTES);
+    return failed;
+}
+
+static int echo_wait(void *context, void *stream)
+{
+    (void)context, (void)stream;
+    return 0;
+}
+
+static int echo_tell(void *context, const void *send, void *receive, size_t bytes)
+{
+    echo *e = context;
+    for (int32_t r = 0; r < e->ranks; r++)
+        memcpy((char *)receive + (size_t)r * bytes, send, bytes);
+    return 0;
+}
+
+/* Every rank's are this one's. */
+static int echo_all_gather(void *context, const void *send, void *receive, size_t bytes, void *stream)
+{
+    echo *e = context;
+    int failed = 0;
+    for (int32_t r = 0; r < e->ranks && !failed; r++)
+        failed = driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)((char *)receive + (size_t)r * bytes),
+                                             (CUdeviceptr)(uintptr_t)send, bytes, stream);
+    return failed;
+}
+
+static int echo_reduce_scatter(void *context, const float *send, float *receive, size_t count, void *stream)
+{
+    (void)context, (void)send, (void)receive, (void)count, (void)stream;
+    return 1;
+}
+
+/* A run whose streams' work is done in the order in which it was put there, and then again, captured, in another one
+ * that events allow, the reverse where they allow all (fake_cuda/graph.c): the same bits are sent and come out. */
+static void run_in_another_order(const attn_desc *desc, const attn_parallel_desc *how, echo *e, const char *name)
+{
+    enum { ARRAYS = 12, ARRAY = 1 << 18 };
+    static char *given, *first, *second; /* what arrays have before; arrays and log of both turns */
+    attn_engine engine = { e,
+                           e->rank,
+                           e->ranks,
+                           echo_exchange,
+                           echo_wait,
+                           echo_all_gather,
+                           echo_reduce_scatter,
+                           .device = ATTN_CUDA,
+                           .tell = echo_tell };
+    attn_parallel_plan *plan;
+    attn_parallel_info info;
+    CUstream stream;
+    bool backward = desc->direction == ATTN_BACKWARD;
+    size_t bytes = ARRAYS * ARRAY + ECHO_BYTES;
+    if (!first) first = check_allocate(bytes), second = check_allocate(bytes), given = check_allocate(bytes);
+    for (size_t i = 0; i < bytes / 2; i++) /* small numbers, as bf16 and as f32 */
+        ((uint16_t *)(void *)given)[i] = (uint16_t)(0x3d00 + i * 2654435761u % 251);
+    assert_ok(attn_parallel_plan_create(&plan, desc, how, &engine));
+    assert_ok(attn_parallel_plan_get_info(plan, &info));
+    assert_int_equal(driver()->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+    char *workspace = check_allocate(info.workspace_bytes);
+    for (int turn = 0; turn < 2; turn++) {
+        char *memory = turn ? second : first, *at = memory;
+        memset(memory, 0xff, bytes); /* NaN */
+        memset(workspace, 0xff, info.workspace_bytes);
+        attn_args args = { .q = at };
+        args.k = at += ARRAY, args.v = at += ARRAY, args.o = at += ARRAY;
+        args.lse = (float *)(void *)(at += ARRAY);
+        args.alibi = (float *)(void *)(at += ARRAY), args.sink = (float *)(void *)(at += ARRAY);
+        if (backward) {
+            args.grad_o = at += ARRAY, args.grad_q = at += ARRAY, args.grad_k = at += ARRAY, args.grad_v = at += ARRAY;
+            args.grad_alibi = (float *)(void *)(at += ARRAY);
+            args.grad_sink = (float *)(void *)(at + ARRAY / 2);
+        }
+        e->log = memory + ARRAYS * ARRAY, e->logged = e->taken = 0;
+        if (turn) assert_int_equal(driver()->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+        assert_int_equal(
+            driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)memory, (CUdeviceptr)(uintptr_t)given, bytes, stream),
+            0); /* the caller's work */
+        assert_ok(attn_parallel_run(plan, &args, workspace, stream));
+        if (turn) {
+            CUgraph graph;
+            CUgraphExec executable;
+            assert_int_equal(driver()->cuStreamEndCapture(stream, &graph), 0);
+            assert_int_equal(driver()->cuGraphInstantiate(&executable, graph, 0), 0);
+            assert_int_equal(driver()->cuGraphLaunch(executable, stream), 0);
+            driver()->cuGraphExecDestroy(executable), driver()->cuGraphDestroy(graph);
+        }
+    }
+    for (size_t i = 0; i < bytes; i++)
+        if (first[i] != second[i])
+            fail_msg("%s: byte %zu of %s %zu", name, i % ARRAY, i < ARRAYS * ARRAY ? "array" : "the log", i / ARRAY);
+    free(workspace);
+    driver()->cuStreamDestroy(stream);
+    attn_parallel_plan_destroy(plan);
+}
+
+static void streams_wait_for_each_other(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    echo e = { .source = check_allocate(ECHO_BYTES), .ranks = 3 };
+    for (size_t i = 0; i < ECHO_BYTES / 2; i++)
+        ((uint16_t *)(void *)e.source)[i] = (uint16_t)(0x3c00 + i * 2654435761u % 241);
+    for (int n = 0; n < 36; n++) {
+        static const int32_t pieces[] = { 1, 2, 3, 4, 5, 7 };
+        char name[100];
+        attn_desc desc = small();
+        attn_parallel_desc how = { .layout = (attn_layout)(n / 6 % 2), .pieces = pieces[n % 6] };
+        desc.heads_q = 14, desc.heads_kv = 7, desc.len_q = 90, desc.len_kv = 115, desc.dim_qk = 16, desc.dim_v = 8;
+        desc.flags = ATTN_CAUSAL | ATTN_ALIBI | ATTN_SINK | ATTN_DETERMINISTIC, desc.alibi_batch = 1;
+        desc.direction = n / 12 ? ATTN_BACKWARD : ATTN_FORWARD;
+        e.rank = n / 12;
+        snprintf(name, sizeof name, "rank %d, %s, %s, pieces = %d", (int)e.rank, n / 12 ? "backward" : "forward",
+                 how.layout ? "zigzag" : "contiguous", (int)how.pieces);
+        run_in_another_order(&desc, &how, &e, name);
+    }
+    free(e.source);
+    end_context(context);
+}
+
 /* ---- plans ----------------------------------------------------------------------------------- */
 
 static attn_desc long_desc(void)
@@ -533,13 +679,13 @@ static void what_hangs_is_aborted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forwards_are_one_devices), cmocka_unit_test(backwards_are_one_devices),
-        cmocka_unit_test(plans_say_what_they_are),  cmocka_unit_test(predictions_are_what_was_measured),
-        cmocka_unit_test(pieces_change_nothing),    cmocka_unit_test(pieces_are_shared_out),
-        cmocka_unit_test(pieces_save_memory),       cmocka_unit_test(what_is_not_hidden_is_predicted),
-        cmocka_unit_test(what_gpus_do_not_take),    cmocka_unit_test(the_host_reads_no_array),
-        cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_peers_do_not_take),
-        cmocka_unit_test(what_hangs_is_aborted),
+        cmocka_unit_test(forwards_are_one_devices),        cmocka_unit_test(backwards_are_one_devices),
+        cmocka_unit_test(plans_say_what_they_are),         cmocka_unit_test(predictions_are_what_was_measured),
+        cmocka_unit_test(streams_wait_for_each_other),     cmocka_unit_test(pieces_change_nothing),
+        cmocka_unit_test(pieces_are_shared_out),           cmocka_unit_test(pieces_save_memory),
+        cmocka_unit_test(what_is_not_hidden_is_predicted), cmocka_unit_test(what_gpus_do_not_take),
+        cmocka_unit_test(the_host_reads_no_array),         cmocka_unit_test(what_nccl_does_not_take),
+        cmocka_unit_test(what_peers_do_not_take),          cmocka_unit_test(what_hangs_is_aborted),
     };
     cuda_begin();
     if (!dlopen(FAKE_NCCL, RTLD_NOW)) fail_msg("%s", dlerror());
