@@ -142,7 +142,7 @@ static void pieces_change_nothing(void **state)
     static const int64_t heads_kv[] = { 1, 2, 3, 5, 7, 8 };
     static const int32_t pieces[] = { 1, 2, 3, 4, 5, 9 }; /* the first is what others are compared with */
     (void)state;
-    for (int n = 0; n < 24; n++) {
+    for (int n = 0; n < 24; n += test_scale()) {
         static unsigned char bits[1 << 20];
         check_problem problem;
         char what[200];
@@ -260,9 +260,11 @@ static void run_in_another_order(const attn_desc *desc, const attn_parallel_desc
     CUstream stream;
     bool backward = desc->direction == ATTN_BACKWARD;
     size_t bytes = ARRAYS * ARRAY + ECHO_BYTES;
-    if (!first) first = check_allocate(bytes), second = check_allocate(bytes), given = check_allocate(bytes);
-    for (size_t i = 0; i < bytes / 2; i++) /* small numbers, as bf16 and as f32 */
-        ((uint16_t *)(void *)given)[i] = (uint16_t)(0x3d00 + i * 2654435761u % 251);
+    if (!given) {
+        given = check_allocate(bytes), first = check_allocate(bytes), second = check_allocate(bytes);
+        for (size_t i = 0; i < bytes / 2; i++) /* small numbers, as bf16 and as f32 */
+            ((uint16_t *)(void *)given)[i] = (uint16_t)(0x3d00 + i * 2654435761u % 251);
+    }
     assert_ok(attn_parallel_plan_create(&plan, desc, how, &engine));
     assert_ok(attn_parallel_plan_get_info(plan, &info));
     assert_int_equal(driver()->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
@@ -310,7 +312,7 @@ static void streams_wait_for_each_other(void **state)
     echo e = { .source = check_allocate(ECHO_BYTES), .ranks = 3 };
     for (size_t i = 0; i < ECHO_BYTES / 2; i++)
         ((uint16_t *)(void *)e.source)[i] = (uint16_t)(0x3c00 + i * 2654435761u % 241);
-    for (int n = 0; n < 36; n++) {
+    for (int n = 0; n < 36; n += test_scale()) {
         static const int32_t pieces[] = { 1, 2, 3, 4, 5, 7 };
         char name[100];
         attn_desc desc = small();
