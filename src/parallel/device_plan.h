@@ -8,9 +8,9 @@
  * the last has twice as many: what of the piece before it has to leave waits for processors in between. In a backward
  * of two pieces, where the last would be the large one, both are alike.
  *
- * Without a number from the caller two pieces are made, in a backward three; one where all that would be hidden takes
- * about as long as a run more, or heads are too few. A backward of very many rows has more: its buffers are those of a
- * piece, and what runs lose by having few heads is nothing there.
+ * Without a number from the caller two pieces are made, in a backward three; fewer where small ones would be half of
+ * the heads, or what they hide moves in about the time that a further piece costs. A backward of very many rows has
+ * more: its buffers are those of a piece, and what runs lose by having few heads is nothing there.
  *
  * A piece is a run for each chunk of rows, over all keys that these see: its end is where the chunk's last row stands,
  * so that the causal mask of the fast kernels is the whole's. Each run has a lane, a stream and buffers of its own: its
