@@ -58,6 +58,10 @@ struct config {
     /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3;
 
+    /* Scores of a KV tile have a factor per block of keys: so many parts of a tile may have one of their own. */
+    static constexpr bool block_scales = ATTN_SCORE & BLOCK_SCALES;
+    static constexpr int scale_parts = block_scales ? keys / ATTN_SM90_SCALE_ROWS : 1;
+
     static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
 
