@@ -13,6 +13,7 @@
 #include "gpu.h"
 #include "num/half.h"
 #include "problem/desc.h"
+#include "problem/scales.h"
 
 /* What a problem's values are. */
 typedef enum bytes_data {
@@ -45,8 +46,12 @@ static void fill(bytes_problem *p, unsigned char *at, int64_t count, float mean,
         at[i] = attn_float_to_e4m3(mean + deviation * check_normal(&p->state));
 }
 
-static float *scales_of(bytes_problem *p, int64_t count, bool signs)
+/* As many as strides tell apart. */
+static float *scales_of(bytes_problem *p, const int64_t extent[4], const int64_t stride[4], bool signs)
 {
+    int64_t count = 1;
+    for (int i = 0; i < 4; i++)
+        count += (extent[i] - 1) * stride[i];
     float *at = room(4 * count, 0);
     for (int64_t i = 0; i < count; i++) {
         at[i] = 0.5f + (float)check_below(&p->state, 1024) / 1024;
@@ -121,10 +126,11 @@ static void make(bytes_problem *p)
     if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
     if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
     bool signs = p->data == NORMAL;
-    if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, d->batch * d->heads_q, signs);
+    attn_shape scales = attn_scale_shape_of(d);
+    if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, scales.q, d->q_scale_stride, signs);
     if (d->flags & ATTN_SCALES_KV)
-        a->k_scale = scales_of(p, d->batch * d->heads_kv, signs),
-        a->v_scale = scales_of(p, d->batch * d->heads_kv, signs);
+        a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs),
+        a->v_scale = scales_of(p, scales.v, d->v_scale_stride, signs);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
@@ -155,11 +161,6 @@ static bool sees(const attn_desc *d, const span *s, int64_t i, int64_t j)
     return (d->window_left < 0 || j >= t - d->window_left) && (d->window_right < 0 || j <= t + d->window_right);
 }
 
-static double scale_at(const float *scale, const int64_t stride[4], int64_t b, int64_t h)
-{
-    return scale ? (double)scale[b * stride[0] + h * stride[2]] : 1;
-}
-
 /* All codes: quicker than one by one. */
 static double decoded(unsigned char code)
 {
@@ -183,10 +184,11 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     const attn_desc *d = &p->desc;
     const attn_args *a = &p->args;
     const unsigned char *q = a->q, *k = a->k, *v = a->v;
-    int64_t kv = h / (d->heads_q / d->heads_kv), of_q = d->q_scale_heads == d->heads_kv ? kv : h;
-    double unit = (double)d->scale * scale_at(a->q_scale, d->q_scale_stride, b, of_q) *
-                  scale_at(a->k_scale, d->k_scale_stride, b, kv),
-           value = scale_at(a->v_scale, d->v_scale_stride, b, kv), max = -INFINITY, sum = 0;
+    int64_t kv = h / (d->heads_q / d->heads_kv);
+    double of_row = (double)d->scale * (a->q_scale ? (double)a->q_scale[attn_q_scale_at(d, b, h, i)] : 1);
+    double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST];
+    for (int64_t c = 0; c < d->dim_v; c++)
+        value[c] = a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1;
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
     double most[ATTN_DIM_MOST];                                      /* of a column's products P v */
@@ -196,6 +198,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         double dot = 0;
         for (int64_t c = 0; c < d->dim_qk; c++)
             dot += product[c] = decoded(q[c]) * decoded(key[c]);
+        double unit = of_row * (a->k_scale ? (double)a->k_scale[attn_k_scale_at(d, a, b, h, j)] : 1);
         dot *= unit, cut[j] = fabs(unit) * check_e4m3_rounding(product, d->dim_qk);
         if (d->flags & ATTN_SOFTCAP) dot = (double)d->softcap * tanh(dot / (double)d->softcap);
         score[j] = sees(d, s, i, j) ? dot : -INFINITY;
@@ -220,7 +223,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     }
     for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
         double o = exact[c] / sum;
-        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * value * value / (sum * sum);
+        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * value[c] * value[c] / (sum * sum);
         first[c] = second[c] = 0;
     }
     for (int64_t j = 0; j < s->len_kv; j++) { /* products of P and v are cut towards zero: less biased if v has signs */
@@ -232,9 +235,9 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         }
     }
     for (int64_t c = 0; c < d->dim_v; c++) {
-        double lost = (fabs(first[c]) + sqrt(second[c])) * value / sum;
+        double lost = (fabs(first[c]) + sqrt(second[c])) * value[c] / sum;
         to->o_cut += lost * lost;
-        exact[c] *= value / sum, rounded[c] *= value / sum;
+        exact[c] *= value[c] / sum, rounded[c] *= value[c] / sum;
     }
     to->lse += log(sum), to->lse_cut /= sum;
 }
@@ -295,6 +298,11 @@ static void end(bytes_problem *p)
         free((void *)(uintptr_t)all[i]);
 }
 
+static int64_t dim_v_of(const attn_cuda_kernel *k)
+{
+    return attn_cuda_is_variant(k) ? k->dim_v : 96;
+}
+
 static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data, uint64_t seed, bool say)
 {
     bytes_problem p = { .data = data, .state = seed * 7919 + 1 };
@@ -302,7 +310,7 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
     device_run run;
     desc.dtype = ATTN_E4M3, desc.device = ATTN_CUDA, desc.kernel = k->name;
     if (!desc.dim_qk) desc.dim_qk = attn_cuda_is_variant(k) ? k->dim : 80;
-    if (!desc.dim_v) desc.dim_v = attn_cuda_is_variant(k) ? k->dim_v : 96;
+    if (!desc.dim_v) desc.dim_v = dim_v_of(k);
     if (k->needs & ATTN_SOFTCAP) desc.flags |= ATTN_SOFTCAP, desc.softcap = 5;
     attn_status status = attn_desc_resolve(&p.desc, &desc, sizeof desc);
     if (!status) make(&p), status = device_begin(&run, &desc, &p.args, 0);
@@ -346,6 +354,37 @@ static int64_t pick(uint64_t *state, int64_t least, int64_t most)
     return least + check_below(state, most - least + 1);
 }
 
+/* Scales of so many blocks, heads and channels (0: one for all), in an order of heads and blocks. Some of sequences,
+ * blocks and heads may have the same. */
+static void lay_out_scales(uint64_t *s, int64_t blocks, int64_t heads, int64_t channels, int64_t stride[4])
+{
+    int64_t step = channels > 0 ? channels : 1, extent[] = { 0, blocks, heads };
+    int inner = pick(s, 0, 1) ? 2 : 1;
+    int order[] = { inner, 3 - inner, 0 };
+    stride[3] = channels > 0;
+    for (int i = 0; i < 3; i++) {
+        bool one = extent[order[i]] == 1 || pick(s, 0, 4) == 0;
+        stride[order[i]] = one ? 0 : step;
+        if (!one) step *= extent[order[i]];
+    }
+}
+
+/* Scales of blocks of 64 or 128 rows, and of channels; without are those of sequences and heads. */
+static void draw_block_scales(uint64_t *s, attn_desc *d)
+{
+    static const int64_t rows[] = { 0, 64, 128 };
+    if (d->flags & ATTN_SCALES_Q) {
+        d->q_scale_rows = rows[pick(s, 0, 2)];
+        lay_out_scales(s, d->q_scale_rows ? attn_ceil_div(d->len_q, d->q_scale_rows) : 1, d->q_scale_heads, 0,
+                       d->q_scale_stride);
+    }
+    if (!(d->flags & ATTN_SCALES_KV)) return;
+    d->k_scale_rows = rows[pick(s, 0, 2)];
+    lay_out_scales(s, d->k_scale_rows ? attn_ceil_div(d->len_kv, d->k_scale_rows) : 1, d->heads_kv, 0,
+                   d->k_scale_stride);
+    lay_out_scales(s, 1, d->heads_kv, pick(s, 0, 1) ? d->dim_v : 0, d->v_scale_stride);
+}
+
 static void check_random(const attn_cuda_kernel *k, uint64_t seed)
 {
     static const attn_dtype outs[] = { 0, 0, ATTN_BF16, ATTN_F16, ATTN_F32 };
@@ -374,6 +413,13 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     }
     if (d.flags & ATTN_SCALES_KV && pick(&s, 0, 2))
         d.k_scale_stride[0] = d.v_scale_stride[0] = d.heads_kv, d.k_scale_stride[2] = d.v_scale_stride[2] = 1;
+    if (k->block_scales && !(d.flags & (ATTN_SCALES_Q | ATTN_SCALES_KV)))
+        d.flags |= pick(&s, 0, 1) ? ATTN_SCALES_Q : ATTN_SCALES_KV;
+    if (!d.dim_v) d.dim_v = dim_v_of(k);
+    if (d.flags & ATTN_SCALES_Q && !d.q_scale_heads) d.q_scale_heads = d.heads_q;
+    if (k->block_scales || (!attn_cuda_is_variant(k) && pick(&s, 0, 1))) draw_block_scales(&s, &d);
+    while (k->block_scales && !d.q_scale_rows && !d.k_scale_rows && !d.v_scale_stride[3])
+        draw_block_scales(&s, &d);
     int64_t keys = d.flags & ATTN_VARLEN && d.total_kv < d.len_kv ? d.total_kv : d.len_kv;
     if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0) d.strategy = keys > k->kv_tile ? "split-kv=2" : "split-kv=1";
     check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
@@ -385,6 +431,10 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large)
         check_random(k, (uint64_t)i);
     for (int data = 0; data < DATA && large; data++) {
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 2048, .len_kv = 2048, .out_dtype = ATTN_F32 };
+        if (k->block_scales) {
+            d.flags = ATTN_SCALES_KV, d.k_scale_rows = 64;
+            d.k_scale_stride[1] = d.v_scale_stride[3] = 1;
+        }
         check_one(k, d, (bytes_data)data, 3, true);
         d.len_q = 64, d.len_kv = 131072;
         check_one(k, d, (bytes_data)data, 4, true);
