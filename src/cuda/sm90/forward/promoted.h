@@ -53,9 +53,9 @@ struct tile_max {
 struct promoted_fragments {
     float s[SCORES], o[config::dim_v / 2] = {}, tile[config::dim_v / 2] = {};
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float factor[2]; /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
-    tile_max max;    /* of the tile in S */
-    float sum[4];    /* of its P */
+    float factor[2];   /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
+    tile_max max;      /* of the tile in S */
+    float sum[4];      /* of its P */
     score_scale scale; /* BLOCK_SCALES: of the tile in S */
 };
 

@@ -57,8 +57,8 @@ DEVICE tile_scales key_scales_of(const attn_sm90_params *p, const work_item *w, 
     tile_scales scales;
 #pragma unroll
     for (int i = 0; i < config::scale_parts; i++)
-        scales.part[i] = block_scale_at(&scales_in(p)->k, w->batch, min(key0 + ATTN_SM90_SCALE_ROWS * i, w->len_kv - 1),
-                                        w->kv_head);
+        scales.part[i] =
+            block_scale_at(&scales_in(p)->k, w->batch, min(key0 + ATTN_SM90_SCALE_ROWS * i, w->len_kv - 1), w->kv_head);
     return scales;
 }
 

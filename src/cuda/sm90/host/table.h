@@ -85,7 +85,8 @@ enum {
 #define ATTN_SM90_HAS_BLOCK_SCALES(score_) ((unsigned)ATTN_SM90_##score_ == ATTN_SM90_BLOCK_SCALES)
 
 /* By its score: what it always changes. */
-#define ATTN_SM90_ALWAYS(score_) (ATTN_SM90_##score_ & (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_SCORE_MOD))
+#define ATTN_SM90_ALWAYS(score_) \
+    (ATTN_SM90_##score_ & (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_SCORE_MOD))
 
 /* A row's mask is SPANS. */
 #define ATTN_SM90_HAS_SPANS(mask_) ((unsigned)ATTN_SM90_##mask_ == ATTN_SM90_SPANS)
