@@ -128,6 +128,13 @@ DEVICE bool keeps_order(const score_scale *scale)
     return positive;
 }
 
+DEVICE void find_all_greatest_bits(const float *s, int greatest[PARTS][2])
+{
+    forget_greatest(greatest);
+    find_greatest_bits(s, 0, greatest);
+    find_greatest_bits(s, 1, greatest);
+}
+
 /* Of a row, of parts that keep their order: the maximum, if it has no sign. */
 DEVICE int greatest_of_parts(const int greatest[PARTS][2], int r, const score_scale *scale)
 {
@@ -256,8 +263,7 @@ DEVICE void promote(promoted_fragments *f)
 
 /* ---- scales of blocks and channels -------------------------------------------------------------- */
 
-/* What products of the tile whose S is to come are multiplied by to be scores. (Log2 units by each branch: then fewer
- * registers are spilled.) */
+/* What products of the tile in S are multiplied by to be scores. */
 DEVICE score_scale scale_of_keys(const shared *s, const consumer *c)
 {
     const tile_scales *keys = s->store->stage_scales::get() + c->kv.index;
@@ -336,9 +342,9 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
                           bool first)
 {
     int greatest[PARTS][2];
-    if (config::block_scales) f->scale = scale_of_keys(s, c);
     wgmma_wait(pending + 1); /* for the first half of S */
     pin_floats(f->s, SCORES / 2);
+    if (config::block_scales) f->scale = scale_of_keys(s, c); /* beside maxima: before, it would hold up products */
     forget_greatest(greatest);
     find_greatest_bits(f->s, 0, greatest);
     pin_words((u32 *)greatest, (PARTS + 1) / 2 * 2);
@@ -349,14 +355,13 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
     if (masked) {
         if (config::block_scales) scale_products(f);
         change_and_mask(p, s, c, f->s, first);
+        if (config::block_scales) find_all_greatest_bits(f->s, greatest); /* here: else S is copied, and spilled */
     } else {
         change_special(p, &c->special, f->s, c->key0), count_scored(s, c);
         if (config::block_scales) scale_to_log2(f);
     }
-    if (masked || config::softcap) {
-        forget_greatest(greatest);
-        find_greatest_bits(f->s, 0, greatest);
-        find_greatest_bits(f->s, 1, greatest);
+    if ((masked && !config::block_scales) || config::softcap) {
+        find_all_greatest_bits(f->s, greatest);
     }
     score_scale scale = scale_of_tile(p, c, f);
     find_tile_max(f, &c->m, &scale, greatest, &f->max);
