@@ -61,6 +61,19 @@ static float *scales_of(bytes_problem *p, const int64_t extent[4], const int64_t
     return at;
 }
 
+/* Some scale of those that tell blocks apart is NaN: rows that do not see its block have none of it. */
+static void spoil(bytes_problem *p)
+{
+    const attn_desc *d = &p->desc;
+    const attn_args *a = &p->args;
+    int64_t b = check_below(&p->state, d->batch), h = check_below(&p->state, d->heads_q);
+    bool of_q = d->q_scale_rows && check_below(&p->state, 2);
+    const float *at = of_q              ? a->q_scale + attn_q_scale_at(d, b, h, check_below(&p->state, d->len_q))
+                      : d->k_scale_rows ? a->k_scale + attn_k_scale_at(d, a, b, h, check_below(&p->state, d->len_kv))
+                                        : NULL;
+    if (at) *(float *)(uintptr_t)at = NAN;
+}
+
 static int *lengths_of(bytes_problem *p, int64_t most, int64_t total, bool starts)
 {
     int64_t batch = p->desc.batch, at = 0;
@@ -131,6 +144,7 @@ static void make(bytes_problem *p)
     if (d->flags & ATTN_SCALES_KV)
         a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs),
         a->v_scale = scales_of(p, scales.v, d->v_scale_stride, signs);
+    if (signs && check_below(&p->state, 3) == 0) spoil(p);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
@@ -202,7 +216,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         dot *= unit, cut[j] = fabs(unit) * check_e4m3_rounding(product, d->dim_qk);
         if (d->flags & ATTN_SOFTCAP) dot = (double)d->softcap * tanh(dot / (double)d->softcap);
         score[j] = sees(d, s, i, j) ? dot : -INFINITY;
-        max = fmax(max, score[j]);
+        max = isnan(max) || isnan(score[j]) ? NAN : fmax(max, score[j]);
     }
     for (int64_t c = 0; c < d->dim_v; c++)
         exact[c] = rounded[c] = first[c] = second[c] = most[c] = 0;
@@ -245,7 +259,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
 typedef struct error {
     double got, floor, rounding, size, cut; /* sums of squares */
     double lse;
-    int64_t rows, values, nan;
+    int64_t rows, values, nan; /* NaN where none belongs, or none where one does */
 } error;
 
 /* cuts: the kernel multiplies E4M3 by tensor cores. */
@@ -265,6 +279,13 @@ static error compare(const bytes_problem *p, bool cuts)
                 int64_t o = at_of(d->o_stride, s.plane, s.q + i, h), rows = attn_shape_of(d).q[1];
                 double got = (double)p->args.lse[(s.plane * d->heads_q + h) * rows + s.q + i];
                 double allowed = 2e-5 * fmax(1, fabs(is.lse)) + (cuts ? is.lse_cut : 0);
+                e.rows++;
+                if (isnan(is.lse)) { /* a NaN among the scales */
+                    for (int64_t c = 0; c < d->dim_v; c++)
+                        e.nan += !isnan(attn_load_scalar(out, p->args.o, o + c));
+                    if (!isnan(got)) e.lse = INFINITY;
+                    continue;
+                }
                 double off =
                     isinf(is.lse) || isinf(got) ? (is.lse == got ? 0 : INFINITY) : fabs(got - is.lse) / allowed;
                 if (!(off <= e.lse)) e.lse = off;
@@ -280,7 +301,6 @@ static error compare(const bytes_problem *p, bool cuts)
                     e.rounding += (one - is.exact[c]) * (one - is.exact[c]), e.size += is.exact[c] * is.exact[c];
                     e.values++;
                 }
-                e.rows++;
             }
     }
     free(score), free(cut);
