@@ -61,16 +61,18 @@ static float *scales_of(bytes_problem *p, const int64_t extent[4], const int64_t
     return at;
 }
 
-/* Some scale of those that tell blocks apart is NaN: rows that do not see its block have none of it. */
+/* Some scale of those that tell blocks or channels apart is NaN: rows that do not see its block have none of it. */
 static void spoil(bytes_problem *p)
 {
     const attn_desc *d = &p->desc;
     const attn_args *a = &p->args;
     int64_t b = check_below(&p->state, d->batch), h = check_below(&p->state, d->heads_q);
-    bool of_q = d->q_scale_rows && check_below(&p->state, 2);
-    const float *at = of_q              ? a->q_scale + attn_q_scale_at(d, b, h, check_below(&p->state, d->len_q))
-                      : d->k_scale_rows ? a->k_scale + attn_k_scale_at(d, a, b, h, check_below(&p->state, d->len_kv))
-                                        : NULL;
+    int64_t of = check_below(&p->state, 3);
+    const float *at = NULL;
+    if (of == 0 && d->q_scale_rows) at = a->q_scale + attn_q_scale_at(d, b, h, check_below(&p->state, d->len_q));
+    if (of == 1 && d->k_scale_rows) at = a->k_scale + attn_k_scale_at(d, a, b, h, check_below(&p->state, d->len_kv));
+    if (of == 2 && d->v_scale_stride[3])
+        at = a->v_scale + attn_v_scale_at(d, a, b, h, 0, check_below(&p->state, d->dim_v));
     if (at) *(float *)(uintptr_t)at = NAN;
 }
 
@@ -200,9 +202,10 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     const unsigned char *q = a->q, *k = a->k, *v = a->v;
     int64_t kv = h / (d->heads_q / d->heads_kv);
     double of_row = (double)d->scale * (a->q_scale ? (double)a->q_scale[attn_q_scale_at(d, b, h, i)] : 1);
-    double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST];
+    double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
     for (int64_t c = 0; c < d->dim_v; c++)
-        value[c] = a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1;
+        value[c] = a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1,
+        known[c] = isnan(value[c]) ? 0 : value[c];
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
     double most[ATTN_DIM_MOST];                                      /* of a column's products P v */
@@ -237,7 +240,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     }
     for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
         double o = exact[c] / sum;
-        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * value[c] * value[c] / (sum * sum);
+        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * known[c] * known[c] / (sum * sum);
         first[c] = second[c] = 0;
     }
     for (int64_t j = 0; j < s->len_kv; j++) { /* products of P and v are cut towards zero: less biased if v has signs */
@@ -249,7 +252,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         }
     }
     for (int64_t c = 0; c < d->dim_v; c++) {
-        double lost = (fabs(first[c]) + sqrt(second[c])) * value[c] / sum;
+        double lost = (fabs(first[c]) + sqrt(second[c])) * known[c] / sum;
         to->o_cut += lost * lost;
         exact[c] *= value[c] / sum, rounded[c] *= value[c] / sum;
     }
@@ -292,7 +295,8 @@ static error compare(const bytes_problem *p, bool cuts)
                 e.cut += cuts ? is.o_cut : 0;
                 for (int64_t c = 0; c < d->dim_v; c++) {
                     double x = (double)attn_load_scalar(out, p->args.o, o + c), one;
-                    if (isnan(x)) e.nan++;
+                    if (isnan(x) != isnan(is.exact[c])) e.nan++;
+                    if (isnan(is.exact[c])) continue;
                     unsigned char stored[4];
                     attn_store_scalar(out, stored, 0, (float)is.exact[c]);
                     one = (double)attn_load_scalar(out, stored, 0);
