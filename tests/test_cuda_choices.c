@@ -403,7 +403,8 @@ static void scales_of_blocks_find_their_kernels(void **state)
             "pack-gqa: blocks of query rows have scales of their own");
     desc.len_q = 64;
     assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x128_block_scales");
-    desc.strategy = NULL, desc.len_q = 96, desc.q_scale_heads = desc.heads_kv, desc.flags &= ~(uint32_t)ATTN_CAUSAL;
+    desc.strategy = NULL, desc.batch = 64, desc.len_q = 96, desc.q_scale_heads = desc.heads_kv,
+    desc.flags &= ~(uint32_t)ATTN_CAUSAL;
     expect_words(&desc, "of 4 heads (PackGQA)", false);
     desc.q_scale_rows = 128;
     expect_words(&desc, "of 4 heads (PackGQA)", true);
