@@ -40,16 +40,6 @@ struct pingpong_loads : kv_source {
         if (config::intervals && info->masked & BY_INTERVALS) load_intervals(p, s, w, info->key0, k.index, full);
     }
 
-    /* The scales of its keys, in the next stage of K. They come from memory while that is waited for. */
-    INLINE void tell_scales(const attn_sm90_params *p, const shared *s, const work_item *w, int key0)
-    {
-        bool tells = threadIdx.x % 32 == 0;
-        tile_scales scales;
-        if (tells) scales = key_scales_of(p, w, key0);
-        wait_empty(BARRIER(s, kv[K].empty[k.index]), k.phase);
-        if (tells) s->store->stage_scales::get()[k.index] = scales;
-    }
-
     /* K of a KV tile, its bias, then V of the tile before; keys of row -1: no tile. */
     INLINE void load(const attn_sm90_params *p, const shared *s, kv_source::position keys, const work_item *w,
                      const kv_tile_info *info)
@@ -57,9 +47,8 @@ struct pingpong_loads : kv_source {
         if constexpr (config::walks) {
             if (keys.row >= 0) tell_tile(p, s, w, info);
         }
-        if constexpr (config::block_scales) {
-            if (keys.row >= 0) tell_scales(p, s, w, info->key0);
-        }
+        if constexpr (config::block_scales)
+            if (keys.row >= 0) tell_scales(p, s, w, info->key0, k);
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
         if constexpr (config::bias) {
             if (keys.row >= 0) bias.load(p, s, &b);

@@ -32,7 +32,7 @@
 enum { EARLY = config::s_buffers == 2 };
 
 /* SCORES: of a thread; PART: those of them that have the same factor. */
-enum { P_BITS = 8, SCORES = config::keys / 2, PARTS = config::scale_parts, PART = SCORES / PARTS };
+enum { P_BITS = 8, SCORES = config::keys / 2, PARTS = SCALE_PARTS, PART = SCORES / PARTS };
 
 static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
 

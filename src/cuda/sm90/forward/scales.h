@@ -14,10 +14,12 @@ struct item_scales {
     float factor[2];
 };
 
-/* BLOCK_SCALES: the scales of keys of a KV tile, in each stage of K. */
+/* BLOCK_SCALES: scales of keys of a KV tile, of so many parts; in each stage of K. */
+enum { SCALE_PARTS = config::block_scales ? config::keys / ATTN_SM90_SCALE_ROWS : 1 };
 struct tile_scales {
-    float part[config::scale_parts];
+    float part[SCALE_PARTS];
 };
+using stage_scales = members<tile_scales, config::block_scales ? config::stages : 0>;
 
 /* The scale of a sequence's row, of blocks of 64, of 128, or of all rows. */
 DEVICE float block_scale_at(const attn_cuda_scale *s, int plane, int row, int head)
@@ -41,7 +43,9 @@ DEVICE item_scales scales_of(const attn_sm90_params *p, const work_item *w)
         item_scales scales;
 #pragma unroll
         for (int i = 0; i < config::consumers; i++) {
-            int row = p->schedule.pack > 1 ? 0 : min(w->row0 + 64 * i, w->len_q - 1); /* packed rows are of one block */
+            int row = p->schedule.pack > 1 ? 0
+                                           : min(w->row0 + ATTN_SM90_WARPGROUP_ROWS * i,
+                                                 w->len_q - 1); /* packed rows are of one block */
             scales.factor[i] = p->shape.scale * block_scale_at(&s->q, w->batch, row, head);
         }
         return scales;
@@ -56,7 +60,7 @@ DEVICE tile_scales key_scales_of(const attn_sm90_params *p, const work_item *w, 
 {
     tile_scales scales;
 #pragma unroll
-    for (int i = 0; i < config::scale_parts; i++)
+    for (int i = 0; i < SCALE_PARTS; i++)
         scales.part[i] =
             block_scale_at(&scales_in(p)->k, w->batch, min(key0 + ATTN_SM90_SCALE_ROWS * i, w->len_kv - 1), w->kv_head);
     return scales;

@@ -82,7 +82,6 @@ enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong
 
 using order_ring = members<copy_orders, config::paged>;
 using transpose_members = members<transpose_ring, config::one_byte>;
-using stage_scales = members<tile_scales, config::block_scales ? config::stages : 0>;
 
 struct storage : order_ring, transpose_members, stage_scales {
     pipeline<config::q_parts> q;
