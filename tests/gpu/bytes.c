@@ -22,6 +22,7 @@ typedef enum bytes_data {
     MEAN_ONE, /* v about 1 */
     UNIFORM,  /* q is 0: all weights are alike; v about 1 */
     NEEDLE,   /* one key with nearly all weight, v about 1 */
+    SPOILT,   /* normal, but a scale of a block or a channel is NaN */
     RISING,   /* from tile to tile greater scores, by more than a tile's maximum may exceed the row's */
     DATA
 } bytes_data;
@@ -67,13 +68,13 @@ static void spoil(bytes_problem *p)
     const attn_desc *d = &p->desc;
     const attn_args *a = &p->args;
     int64_t b = check_below(&p->state, d->batch), h = check_below(&p->state, d->heads_q);
-    int64_t of = check_below(&p->state, 3);
-    const float *at = NULL;
-    if (of == 0 && d->q_scale_rows) at = a->q_scale + attn_q_scale_at(d, b, h, check_below(&p->state, d->len_q));
-    if (of == 1 && d->k_scale_rows) at = a->k_scale + attn_k_scale_at(d, a, b, h, check_below(&p->state, d->len_kv));
-    if (of == 2 && d->v_scale_stride[3])
-        at = a->v_scale + attn_v_scale_at(d, a, b, h, 0, check_below(&p->state, d->dim_v));
-    if (at) *(float *)(uintptr_t)at = NAN;
+    int count = 0;
+    const float *at[3];
+    if (d->q_scale_rows) at[count++] = a->q_scale + attn_q_scale_at(d, b, h, check_below(&p->state, d->len_q));
+    if (d->k_scale_rows) at[count++] = a->k_scale + attn_k_scale_at(d, a, b, h, check_below(&p->state, d->len_kv));
+    if (d->v_scale_stride[3])
+        at[count++] = a->v_scale + attn_v_scale_at(d, a, b, h, 0, check_below(&p->state, d->dim_v));
+    if (count) *(float *)(uintptr_t)at[check_below(&p->state, count)] = NAN;
 }
 
 static int *lengths_of(bytes_problem *p, int64_t most, int64_t total, bool starts)
@@ -140,13 +141,13 @@ static void make(bytes_problem *p)
         a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
     if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
     if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
-    bool signs = p->data == NORMAL;
+    bool signs = p->data == NORMAL || p->data == SHARP;
     attn_shape scales = attn_scale_shape_of(d);
     if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, scales.q, d->q_scale_stride, signs);
     if (d->flags & ATTN_SCALES_KV)
         a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs),
         a->v_scale = scales_of(p, scales.v, d->v_scale_stride, signs);
-    if (signs && check_below(&p->state, 3) == 0) spoil(p);
+    if (p->data == SPOILT) spoil(p);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
@@ -453,6 +454,11 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large)
 {
     for (int i = 0; i < cases; i++)
         check_random(k, (uint64_t)i);
+    if (k->block_scales) { /* rows that see no key have nothing of a channel that is NaN */
+        attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 100, .len_kv = 40 };
+        d.flags = ATTN_CAUSAL | ATTN_SCALES_KV, d.v_scale_stride[3] = 1;
+        check_one(k, d, SPOILT, 5, false);
+    }
     for (int data = 0; data < DATA && large; data++) {
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 2048, .len_kv = 2048, .out_dtype = ATTN_F32 };
         if (k->block_scales) {
