@@ -454,10 +454,14 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large)
 {
     for (int i = 0; i < cases; i++)
         check_random(k, (uint64_t)i);
-    if (k->block_scales) { /* rows that see no key have nothing of a channel that is NaN */
+    if (k->block_scales) {
+        /* Rows that see no key have nothing of a channel that is NaN. */
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 100, .len_kv = 40 };
         d.flags = ATTN_CAUSAL | ATTN_SCALES_KV, d.v_scale_stride[3] = 1;
         check_one(k, d, SPOILT, 5, false);
+        d.flags = ATTN_SCALES_KV, d.v_scale_stride[3] = 0, d.len_kv = 1024; /* blocks of both signs in tiles */
+        d.k_scale_rows = 64, d.k_scale_stride[1] = 1;
+        check_one(k, d, SHARP, 6, false);
     }
     for (int data = 0; data < DATA && large; data++) {
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 2048, .len_kv = 2048, .out_dtype = ATTN_F32 };
