@@ -141,11 +141,12 @@ static void make(bytes_problem *p)
         a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
     if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
     if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
-    bool signs = p->data == NORMAL || p->data == SHARP;
+    bool signs = p->data == NORMAL, needle = p->data == NEEDLE || p->data == RISING;
+    int64_t group = d->heads_q / d->heads_kv;
     attn_shape scales = attn_scale_shape_of(d);
     if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, scales.q, d->q_scale_stride, signs);
     if (d->flags & ATTN_SCALES_KV)
-        a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs),
+        a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs || needle),
         a->v_scale = scales_of(p, scales.v, d->v_scale_stride, signs);
     if (p->data == SPOILT) spoil(p);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
@@ -156,14 +157,15 @@ static void make(bytes_problem *p)
             for (int64_t j = spoilt && !(d->flags & ATTN_VARLEN) ? s.len_kv : d->len_kv; j < d->len_kv; j++)
                 for (int64_t c = 0; c < d->dim_v; c++)
                     v[at_of(d->v_stride, s.plane, j, h) + c] = 0x7f;
-        if (p->data != NEEDLE && p->data != RISING) continue;
+        if (!needle) continue;
         for (int64_t h = 0; h < d->heads_q; h++)
             for (int64_t i = 0; i < s.len_q; i++)
                 q[at_of(d->q_stride, s.plane, s.q + i, h)] = attn_float_to_e4m3(p->data == NEEDLE ? 16 : 32);
         for (int64_t h = 0; h < d->heads_kv; h++)
             for (int64_t j = 0; j < s.len_kv; j++) { /* last keys come first */
                 float first = p->data == NEEDLE ? (j == s.len_kv / 3 ? 12 : 0) : (float)(-j / 16 % 400);
-                k[at_of(d->k_stride, s.plane, s.kv + j, h)] = attn_float_to_e4m3(first);
+                bool negative = a->k_scale && a->k_scale[attn_k_scale_at(d, a, b, h * group, j)] < 0;
+                k[at_of(d->k_stride, s.plane, s.kv + j, h)] = attn_float_to_e4m3(negative ? -first : first);
             }
     }
 }
@@ -459,9 +461,11 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large)
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 100, .len_kv = 40 };
         d.flags = ATTN_CAUSAL | ATTN_SCALES_KV, d.v_scale_stride[3] = 1;
         check_one(k, d, SPOILT, 5, false);
-        d.flags = ATTN_SCALES_KV, d.v_scale_stride[3] = 0, d.len_kv = 1024; /* blocks of both signs in tiles */
+        /* A row's max is in a block whose scale is negative, or is not. */
+        d.flags = ATTN_SCALES_KV, d.v_scale_stride[3] = 0, d.len_kv = 1000;
         d.k_scale_rows = 64, d.k_scale_stride[1] = 1;
-        check_one(k, d, SHARP, 6, false);
+        for (uint64_t seed = 0; seed < 8; seed++)
+            check_one(k, d, NEEDLE, seed, false);
     }
     for (int data = 0; data < DATA && large; data++) {
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 2048, .len_kv = 2048, .out_dtype = ATTN_F32 };
