@@ -55,8 +55,9 @@ struct config {
     /* Tiles that bits alone cut have iterations of their own, which hide pairs before scores are changed. */
     static constexpr bool cuts_apart = bits && ATTN_SCORE == PLAIN;
 
-    /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
-    static constexpr bool one_byte = dtype == E4M3;
+    /* E4M3: elements have scales, also of blocks; V is transposed (transpose.h); each PV has an accumulator of its own
+     * (promoted.h). */
+    static constexpr bool one_byte = dtype == E4M3, block_scales = ATTN_SCORE & BLOCK_SCALES;
 
     static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
