@@ -68,6 +68,7 @@ typedef struct attn_bench_options {
     float min_time;        /* of a runner's turn */
     float pause;           /* before it */
     bool full, json, smoke, once;
+    bool block_scales;                                       /* prefill of e4m3 on a GPU */
     const char *kernel;                                      /* of a forward; NULL: the planner's choice */
     const char *only;                                        /* what is in a case's text; NULL: all cases */
     const char *csv, *machine, *python, *fa3, *peer_library; /* or NULL */

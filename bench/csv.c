@@ -52,6 +52,7 @@ const char *attn_bench_variant(const attn_bench_case *item, char text[ATTN_BENCH
         attn_say(&w, ":%s%s%s", attn_dtype_name(d->bias_dtype), d->bias_extent[2] == 1 ? ":keys" : "",
                  d->bias_extent[0] > 1 && d->bias_extent[2] > 1 ? ":batch" : "");
     }
+    if (d->q_scale_rows) attn_say(&w, "%sblock-scales", w.length ? "+" : "");
     if (item->gradients) attn_say(&w, "+gradient");
     if (item->shift) attn_say(&w, "%soff:%d", w.length ? "+" : "", item->shift);
     return text;

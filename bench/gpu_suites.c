@@ -48,7 +48,7 @@ static void add_full_and_causal(grid *g, const char *suite, attn_bench_pass pass
                                 attn_bench_case *items[2])
 {
     items[0] = add(g, suite, pass, "full", desc);
-    desc.flags = ATTN_CAUSAL;
+    desc.flags |= ATTN_CAUSAL;
     items[1] = add(g, suite, pass, "causal", desc);
 }
 
@@ -59,6 +59,18 @@ static const attn_bench_list *list_or(const attn_bench_list *given, const attn_b
 }
 
 /* ---- squares ------------------------------------------------------------------------------- */
+
+/* Scales of 64 rows of q and k, and of channels of v, all of each head. */
+static void add_block_scales(attn_desc *d)
+{
+    enum { ROWS = 64 };
+    d->flags |= ATTN_SCALES_Q | ATTN_SCALES_KV;
+    d->q_scale_rows = d->k_scale_rows = ROWS, d->q_scale_heads = d->heads_q;
+    const int64_t blocks = attn_ceil_div(d->len_q, ROWS);
+    memcpy(d->q_scale_stride, (int64_t[]){ blocks * d->heads_q, d->heads_q, 1, 0 }, sizeof d->q_scale_stride);
+    memcpy(d->k_scale_stride, (int64_t[]){ blocks * d->heads_kv, d->heads_kv, 1, 0 }, sizeof d->k_scale_stride);
+    memcpy(d->v_scale_stride, (int64_t[]){ d->heads_kv * d->dim_v, 0, d->dim_v, 1 }, sizeof d->v_scale_stride);
+}
 
 /* Every head dim and length, those given or else the grid's, full and causal. */
 static void squares(grid *g, const char *suite, attn_bench_pass pass, attn_dtype dtype)
@@ -71,7 +83,9 @@ static void squares(grid *g, const char *suite, attn_bench_pass pass, attn_dtype
     for (int d = 0; d < dims->count; d++)
         for (int n = 0; n < (g->options->smoke ? 1 : lens->count); n++) {
             attn_bench_case *items[2];
-            add_full_and_causal(g, suite, pass, describe(g, dtype, lens->values[n], dims->values[d]), items);
+            attn_desc desc = describe(g, dtype, lens->values[n], dims->values[d]);
+            if (g->options->block_scales && dtype == ATTN_E4M3) add_block_scales(&desc);
+            add_full_and_causal(g, suite, pass, desc, items);
         }
 }
 

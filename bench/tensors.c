@@ -96,6 +96,19 @@ static bool init_pages(attn_bench_tensors *t, const attn_desc *desc)
     return true;
 }
 
+/* Of elements of a byte: 1, as many as strides tell apart. */
+static const float *init_scales(attn_bench_tensors *t, const int64_t extent[4], const int64_t stride[4])
+{
+    int64_t lo, hi;
+    attn_reach(extent, stride, &lo, &hi);
+    float *scales = attn_bench_alloc(hi * (int64_t)sizeof *scales);
+    if (!scales) return NULL;
+    t->own[t->own_count++] = scales;
+    for (int64_t i = 0; i < hi; i++)
+        scales[i] = 1;
+    return scales;
+}
+
 void attn_bench_tensors_ragged(attn_bench_tensors *t, const attn_bench_case *item)
 {
     const attn_desc *d = &item->desc;
@@ -131,6 +144,12 @@ bool attn_bench_tensors_init(attn_bench_tensors *t, const attn_desc *desc, attn_
     if (good && desc->flags & ATTN_PAGED) good = init_pages(t, desc);
     if (good && desc->flags & ATTN_SINK)
         good = (t->sink = attn_bench_normal(ATTN_F32, desc->heads_q * (int64_t)sizeof *t->sink, 6)) != NULL;
+    attn_shape scales = attn_scale_shape_of(desc);
+    if (good && desc->flags & ATTN_SCALES_Q)
+        good = (t->more.q_scale = init_scales(t, scales.q, desc->q_scale_stride)) != NULL;
+    if (good && desc->flags & ATTN_SCALES_KV)
+        good = (t->more.k_scale = init_scales(t, scales.k, desc->k_scale_stride)) != NULL &&
+               (t->more.v_scale = init_scales(t, scales.v, desc->v_scale_stride)) != NULL;
     if (!good) attn_bench_tensors_free(t);
     return good;
 }

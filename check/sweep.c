@@ -318,6 +318,19 @@ static void fit(const attn_cuda_kernel *kernel, attn_desc *d)
         d->flags &= ~(uint32_t)ATTN_INTERVALS, d->interval_vectors = d->interval_heads = 0;
 }
 
+/* Scales that a kernel of elements of a byte takes, or none. */
+static void fit_scales(const attn_cuda_kernel *kernel, int number, attn_desc *d)
+{
+    enum { SCALINGS = 8 };
+    for (int i = 0; i < SCALINGS; i++) {
+        attn_desc scaled = *d;
+        check_grid_scales(number + i, &scaled);
+        if (attn_cuda_bytes_obstacle(kernel, &scaled)) continue;
+        *d = scaled;
+        return;
+    }
+}
+
 /* Pages that a kernel of paged keys reads, of heads that lie at multiples of 16 bytes. */
 static void fit_pages(int number, attn_desc *d, check_options *o)
 {
@@ -396,6 +409,7 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);
     if (desc.kv_dtype) check_grid_scales(number / (widens ? 12 : 4), &desc);
+    if (kernel->dtype == ATTN_E4M3) fit_scales(kernel, number / 4, &desc);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,
                 false);
 }

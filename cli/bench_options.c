@@ -145,6 +145,8 @@ static const attn_option options[] = {
     { "heads", 0, "Q[/KV]", attn_parse_heads, AT(heads), "query and KV heads (12 for dim 64, 8 for 128; decode 32/8)" },
     { "kernel", 0, "NAME", attn_parse_text, AT(kernel),
       "the kernel (attn kernels) in place of the planner's\nchoice; for suites of forwards" },
+    { "block-scales", 0, NULL, attn_parse_switch, AT(block_scales),
+      "prefill of e4m3 on a GPU: a scale per 64 rows of q\nand k, and per channel of v" },
     { "only", 0, "TEXT", attn_parse_text, AT(only),
       "of the suites, cases in whose pass, mask and changes\nthe text is: 'fwd full bias'" },
     { "isa", 0, "NAME", attn_parse_isa, AT(isa), "auto, portable, avx2, avx512, avx512bf16, amx or neon (auto)" },
@@ -289,6 +291,9 @@ static bool check(const attn_bench_options *o)
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
     if (o->kv_dtype && o->suites != attn_bench_suite_find("decode"))
         return attn_bench_fail("--kv-dtype %s: goes with --suite decode", attn_dtype_name(o->kv_dtype));
+    bool of_bytes = o->on == ATTN_CUDA && o->dtypes.count == 1 && o->dtypes.values[0] == ATTN_E4M3;
+    if (o->block_scales && !(of_bytes && o->suites == attn_bench_suite_find("prefill")))
+        return attn_bench_fail("--block-scales: goes with --device cuda, --dtype e4m3 and the suite prefill");
     if (o->on == ATTN_CUDA && (o->isa != ATTN_ISA_AUTO || o->threads.count))
         return attn_bench_fail("--device cuda takes no --isa and no --threads");
     if (o->isa != ATTN_ISA_AUTO && !attn_isa_available(o->isa))

@@ -27,6 +27,7 @@ typedef struct table_row {
     int dim, dim_v; /* 0: all */
     int bits_keys;
     attn_dtype kv_dtype;
+    int k_scale_rows;
 } table_row;
 
 /* A problem of the row. Sizes decide nothing: they are those of a small model. */
@@ -50,7 +51,7 @@ static attn_desc problem_of(attn_device device, attn_dtype dtype, int pass, cons
     if (flags & ATTN_BIAS) d.bias_extent[0] = d.bias_extent[1] = 1;
     if (flags & ATTN_BIAS) d.bias_extent[2] = d.len_q, d.bias_extent[3] = d.len_kv;
     if (flags & ATTN_BIAS) d.bias_dtype = dtype == ATTN_E4M3 ? ATTN_BF16 : dtype;
-    d.kv_dtype = row->kv_dtype;
+    d.kv_dtype = row->kv_dtype, d.k_scale_rows = row->k_scale_rows;
     if (flags & ATTN_DROPOUT) d.dropout_p = 0.1f;
     if (flags & ATTN_PAGED) d.pages = 64, d.page_size = 64, d.table_width = 16;
     if (flags & ATTN_ADD && pass == 2 && dtype != ATTN_F64) d.grad_dtype = ATTN_F32;
@@ -133,28 +134,29 @@ enum { ROWS_MOST = 40, LINE = 100 };
 static int list_rows(table_row rows[ROWS_MOST])
 {
     static const table_row others[] = {
-        { "bit mask of fewer keys", ATTN_BITS, 0, 0, 512, 0 },
-        { "causal intervals", ATTN_INTERVALS | ATTN_CAUSAL, 0, 0, 0, 0 },
-        { "causal ALiBi", ATTN_ALIBI | ATTN_CAUSAL, 0, 0, 0, 0 },
-        { "softcap and bit mask", ATTN_SOFTCAP | ATTN_BITS, 0, 0, 0, 0 },
-        { "causal paged keys", ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL, 0, 0, 0, 0 },
-        { "paged keys, bit mask and bias", ATTN_PAGED | ATTN_LENS_KV | ATTN_BITS | ATTN_BIAS, 0, 0, 0, 0 },
-        { "dims 192 and 128", 0, 192, 128, 0, 0 },
-        { "dims 576 and 512", 0, 576, 512, 0, 0 },
-        { "dims 65 and 65", 0, 65, 65, 0, 0 },
-        { "keys of e4m3", 0, 0, 0, 0, ATTN_E4M3 },
-        { "keys of i8", 0, 0, 0, 0, ATTN_I8 },
-        { "paged keys of i8 with scales", ATTN_PAGED | ATTN_LENS_KV | ATTN_SCALES_KV, 0, 0, 0, ATTN_I8 },
+        { "bit mask of fewer keys", ATTN_BITS, 0, 0, 512, 0, 0 },
+        { "causal intervals", ATTN_INTERVALS | ATTN_CAUSAL, 0, 0, 0, 0, 0 },
+        { "causal ALiBi", ATTN_ALIBI | ATTN_CAUSAL, 0, 0, 0, 0, 0 },
+        { "softcap and bit mask", ATTN_SOFTCAP | ATTN_BITS, 0, 0, 0, 0, 0 },
+        { "causal paged keys", ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL, 0, 0, 0, 0, 0 },
+        { "paged keys, bit mask and bias", ATTN_PAGED | ATTN_LENS_KV | ATTN_BITS | ATTN_BIAS, 0, 0, 0, 0, 0 },
+        { "dims 192 and 128", 0, 192, 128, 0, 0, 0 },
+        { "dims 576 and 512", 0, 576, 512, 0, 0, 0 },
+        { "dims 65 and 65", 0, 65, 65, 0, 0, 0 },
+        { "keys of e4m3", 0, 0, 0, 0, ATTN_E4M3, 0 },
+        { "scales of blocks of keys", ATTN_SCALES_KV, 0, 0, 0, ATTN_E4M3, 64 },
+        { "keys of i8", 0, 0, 0, 0, ATTN_I8, 0 },
+        { "paged keys of i8 with scales", ATTN_PAGED | ATTN_LENS_KV | ATTN_SCALES_KV, 0, 0, 0, ATTN_I8, 0 },
     };
     const attn_feature *features;
     int count = attn_features(&features), n = 0;
-    rows[n++] = (table_row){ "none", 0, 0, 0, 0, 0 };
+    rows[n++] = (table_row){ "none", 0, 0, 0, 0, 0, 0 };
     for (int i = 0; i < count; i++) {
         uint32_t flag = features[i].flag, with = 0; /* a page table goes with the keys that are used */
         if (flag & ATTN_PAGED) with = ATTN_LENS_KV;
         if (flag & ATTN_DROPOUT_BASES) with = ATTN_DROPOUT;
         rows[n++] =
-            (table_row){ features[i].name, flag | with, 0, 0, 0, flag & ATTN_SCALES_KV ? ATTN_E4M3 : (attn_dtype)0 };
+            (table_row){ features[i].name, flag | with, 0, 0, 0, flag & ATTN_SCALES_KV ? ATTN_E4M3 : (attn_dtype)0, 0 };
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         rows[n++] = others[i];

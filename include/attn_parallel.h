@@ -126,8 +126,10 @@ typedef struct attn_parallel_desc {
     double link;     /* bytes per second that a rank sends, and receives at the same time; 0: as the machine's file
                       * says (attn_machine_info), else 1e10, between GPUs 1.5e11 */
     int32_t pieces;  /* ATTN_CUDA: into so many pieces the KV heads are cut, of which one is computed while others are
-                      * on their way. A number that does not divide them is lowered until it does; 0: 4, or
-                      * fewer where a run would have few rows and heads */
+                      * on their way; one a head at most. Of two or more the first is smaller, and in a backward of
+                      * three or more the last too, as far as their runs have rows and heads enough; the others
+                      * differ by one head at most. In a backward more pieces take less memory. 0: chosen, one or
+                      * two, in a backward up to three, or more where rows are very many */
 } attn_parallel_desc;
 
 /* ---- plan ---------------------------------------------------------------------------------- */

@@ -366,6 +366,51 @@ static void keys_of_a_byte_are_widened(void **state)
     end_context(context);
 }
 
+/* Scales of blocks and channels have kernels of their own; of single rows, and with a softcap, the fallback has them.
+ * Query heads share a Q tile where its rows have one scale. */
+static void scales_of_blocks_find_their_kernels(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    attn_desc desc = small();
+    desc.dtype = ATTN_E4M3, desc.out_dtype = ATTN_BF16, desc.batch = 2, desc.heads_q = 8, desc.heads_kv = 2;
+    desc.len_q = 512, desc.len_kv = 4096, desc.dim_qk = 64, desc.flags = ATTN_CAUSAL | ATTN_SCALES_Q | ATTN_SCALES_KV;
+    const char *plain = "sm90_e4m3_d64_128x192", *blocks = "sm90_e4m3_d64_128x192_block_scales";
+    assert_string_equal(info_of(&desc).kernel, plain);
+    desc.k_scale_rows = 64, desc.k_scale_stride[1] = 1;
+    assert_string_equal(info_of(&desc).kernel, blocks);
+    desc.k_scale_rows = 128;
+    assert_string_equal(info_of(&desc).kernel, blocks);
+    desc.kernel = plain;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "kernel = sm90_e4m3_d64_128x192: it takes no scales of blocks of rows");
+    desc.kernel = NULL, desc.k_scale_rows = 0, desc.k_scale_stride[1] = 0, desc.v_scale_stride[3] = 1;
+    assert_string_equal(info_of(&desc).kernel, blocks);
+    desc.dim_qk = 128;
+    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x128_block_scales");
+    desc.kernel = "sm90_e4m3_d128_128x128";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "kernel = sm90_e4m3_d128_128x128: it takes no scales of channels");
+    desc.kernel = "sm90_e4m3_d128_128x128_block_scales", desc.v_scale_stride[3] = 0;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it is for scales of blocks of rows or of channels");
+    desc.kernel = NULL, desc.q_scale_rows = 1, desc.q_scale_stride[1] = 1;
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_e4m3");
+    desc.q_scale_rows = 64, desc.flags |= ATTN_SOFTCAP, desc.softcap = 30;
+    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_e4m3");
+    desc.flags &= ~(uint32_t)ATTN_SOFTCAP, desc.softcap = 0, desc.strategy = "pack-gqa";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
+            "pack-gqa: blocks of query rows have scales of their own");
+    desc.len_q = 64;
+    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x128_block_scales");
+    desc.strategy = NULL, desc.batch = 64, desc.len_q = 96, desc.q_scale_heads = desc.heads_kv,
+    desc.flags &= ~(uint32_t)ATTN_CAUSAL;
+    expect_words(&desc, "of 4 heads (PackGQA)", false);
+    desc.q_scale_rows = 128;
+    expect_words(&desc, "of 4 heads (PackGQA)", true);
+    end_context(context);
+}
+
 /* A pass before the kernel finds what bits show of tiles; not if one Q tile is all there is, or there are block lists.
  */
 static void bits_have_a_summary(void **state)
@@ -429,7 +474,12 @@ static void features_are_predicted_as_measured(void **state)
     desc.batch = 2, desc.heads_q = desc.heads_kv = 32, desc.len_q = desc.len_kv = 4096, desc.dim_qk = desc.dim_v = 64;
     desc.flags = ATTN_CAUSAL | ATTN_WINDOW | ATTN_ALIBI, desc.window_left = 512, desc.window_right = -1;
     desc.alibi_batch = 1;
-    expect_why(&desc, "sm90_bf16_d64_256x64_alibi", "predicted the fastest");
+    expect_why(&desc, "sm90_bf16_d64_256x64_spans_alibi", "predicted the fastest");
+    desc = plain, desc.direction = ATTN_FORWARD, desc.flags = ATTN_CAUSAL | ATTN_WINDOW;
+    desc.window_left = 512, desc.window_right = -1;
+    expect_why(&desc, "sm90_bf16_d128_192x64_spans", "predicted the fastest");
+    desc.window_left = desc.len_kv - 1; /* hides nothing */
+    expect_why(&desc, "sm90_bf16_d128_192x64", "predicted the fastest");
     end_context(context);
 }
 
@@ -468,6 +518,7 @@ int main(void)
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_are_widened),
         cmocka_unit_test(keys_of_a_byte_are_widened),
+        cmocka_unit_test(scales_of_blocks_find_their_kernels),
         cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(features_are_predicted_as_measured),
         cmocka_unit_test(wrong_wishes_are_refused),

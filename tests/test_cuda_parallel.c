@@ -135,6 +135,200 @@ static void backwards_are_one_devices(void **state)
         run_case(&cases[i], ATTN_BACKWARD);
 }
 
+/* Heads are cut into pieces of several sizes, and each head's bits are those of one piece. Slopes and sinks differ from
+ * head to head. */
+static void pieces_change_nothing(void **state)
+{
+    static const int64_t heads_kv[] = { 1, 2, 3, 5, 7, 8 };
+    static const int32_t pieces[] = { 1, 2, 3, 4, 5, 9 }; /* the first is what others are compared with */
+    (void)state;
+    for (int n = 0; n < 24; n += test_scale()) {
+        static unsigned char bits[1 << 20];
+        check_problem problem;
+        char what[200];
+        attn_direction direction = n % 2 ? ATTN_BACKWARD : ATTN_FORWARD;
+        parallel_case c = { .flags = ATTN_CAUSAL | (n / 2 % 2 ? ATTN_ALIBI | ATTN_SINK : 0),
+                            .dtype = n / 4 % 2 ? ATTN_F16 : ATTN_BF16,
+                            .batch = 1 + n / 2 % 2,
+                            .heads_kv = heads_kv[n / 4],
+                            .len_q = 90,
+                            .len_kv = 100 };
+        attn_desc desc = parallel_desc_of(&c, direction);
+        desc.heads_q = desc.heads_kv * (1 + n / 2 % 2), desc.dim_qk = 16, desc.dim_v = 24;
+        desc.alibi_batch = desc.flags & ATTN_ALIBI ? 1 : 0;
+        check_options options = { .seed = 70 + (uint64_t)n };
+        assert_ok(check_problem_create(&problem, &desc, &options));
+        if (direction == ATTN_BACKWARD) assert_ok(check_problem_run(&problem, &desc, NULL)); /* o and lse */
+        problem.desc.device = ATTN_CUDA, problem.desc.threads = 0;
+        for (int p = 0; p < 6; p++) {
+            int ranks = 2 + n / 2 % 3;
+            attn_parallel_desc how = { .layout = (attn_layout)(n / 4 % 2), .pieces = pieces[p] };
+            size_t at = 0;
+            snprintf(what, sizeof what, "%d over %d heads, %s, %d ranks, pieces = %d", (int)desc.heads_q,
+                     (int)desc.heads_kv, direction ? "backward" : "forward", ranks, (int)how.pieces);
+            parallel_refresh(&problem);
+            run_ranks(&problem, &how, ranks, (transport)((n / 2 + p) % 3), what);
+            for (int i = 0; i < 2 + CHECK_GRADIENTS; i++) {
+                const check_buffer *of = i == 0 ? &problem.o : i == 1 ? &problem.lse : &problem.gradients[i - 2];
+                if (!of->data) continue;
+                assert_true(at + of->size <= sizeof bits);
+                if (p && memcmp(bits + at, of->data, of->size) != 0) fail_msg("%s: other bits of output %d", what, i);
+                memcpy(bits + at, of->data, of->size);
+                at += of->size;
+            }
+        }
+        check_problem_destroy(&problem);
+    }
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+/* An engine of one rank, whose exchanges are copies in the stream: what is sent, to a log; what arrives, from a source.
+ * Both go through their bytes one after another. */
+typedef struct echo {
+    char *log, *source;
+    size_t logged, taken;
+    int32_t rank, ranks;
+} echo;
+
+enum { ECHO_BYTES = 1 << 24 };
+
+static int echo_exchange(void *context, int32_t to, const void *send, size_t send_bytes, int32_t from, void *receive,
+                         size_t receive_bytes, void *stream)
+{
+    echo *e = context;
+    int failed = 0;
+    if (to >= 0)
+        failed = driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)(e->log + e->logged), (CUdeviceptr)(uintptr_t)send,
+                                             send_bytes, stream);
+    if (from >= 0 && !failed)
+        failed = driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)receive,
+                                             (CUdeviceptr)(uintptr_t)(e->source + e->taken), receive_bytes, stream);
+    e->logged += send_bytes, e->taken += receive_bytes;
+    assert_true(e->logged <= ECHO_BYTES && e->taken <= ECHO_BYTES);
+    return failed;
+}
+
+static int echo_wait(void *context, void *stream)
+{
+    (void)context, (void)stream;
+    return 0;
+}
+
+static int echo_tell(void *context, const void *send, void *receive, size_t bytes)
+{
+    echo *e = context;
+    for (int32_t r = 0; r < e->ranks; r++)
+        memcpy((char *)receive + (size_t)r * bytes, send, bytes);
+    return 0;
+}
+
+/* Every rank's are this one's. */
+static int echo_all_gather(void *context, const void *send, void *receive, size_t bytes, void *stream)
+{
+    echo *e = context;
+    int failed = 0;
+    for (int32_t r = 0; r < e->ranks && !failed; r++)
+        failed = driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)((char *)receive + (size_t)r * bytes),
+                                             (CUdeviceptr)(uintptr_t)send, bytes, stream);
+    return failed;
+}
+
+static int echo_reduce_scatter(void *context, const float *send, float *receive, size_t count, void *stream)
+{
+    (void)context, (void)send, (void)receive, (void)count, (void)stream;
+    return 1;
+}
+
+/* A run whose streams' work is done in the order in which it was put there, and then again, captured, in another one
+ * that events allow, the reverse where they allow all (fake_cuda/graph.c): the same bits are sent and come out. */
+static void run_in_another_order(const attn_desc *desc, const attn_parallel_desc *how, echo *e, const char *name)
+{
+    enum { ARRAYS = 12, ARRAY = 1 << 18 };
+    static char *given, *first, *second; /* what arrays have before; arrays and log of both turns */
+    attn_engine engine = { e,
+                           e->rank,
+                           e->ranks,
+                           echo_exchange,
+                           echo_wait,
+                           echo_all_gather,
+                           echo_reduce_scatter,
+                           .device = ATTN_CUDA,
+                           .tell = echo_tell };
+    attn_parallel_plan *plan;
+    attn_parallel_info info;
+    CUstream stream;
+    bool backward = desc->direction == ATTN_BACKWARD;
+    size_t bytes = ARRAYS * ARRAY + ECHO_BYTES;
+    if (!given) {
+        given = check_allocate(bytes), first = check_allocate(bytes), second = check_allocate(bytes);
+        for (size_t i = 0; i < bytes / 2; i++) /* small numbers, as bf16 and as f32 */
+            ((uint16_t *)(void *)given)[i] = (uint16_t)(0x3d00 + i * 2654435761u % 251);
+    }
+    assert_ok(attn_parallel_plan_create(&plan, desc, how, &engine));
+    assert_ok(attn_parallel_plan_get_info(plan, &info));
+    assert_int_equal(driver()->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+    char *workspace = check_allocate(info.workspace_bytes);
+    for (int turn = 0; turn < 2; turn++) {
+        char *memory = turn ? second : first, *at = memory;
+        memset(memory, 0xff, bytes); /* NaN */
+        memset(workspace, 0xff, info.workspace_bytes);
+        attn_args args = { .q = at };
+        args.k = at += ARRAY, args.v = at += ARRAY, args.o = at += ARRAY;
+        args.lse = (float *)(void *)(at += ARRAY);
+        args.alibi = (float *)(void *)(at += ARRAY), args.sink = (float *)(void *)(at += ARRAY);
+        if (backward) {
+            args.grad_o = at += ARRAY, args.grad_q = at += ARRAY, args.grad_k = at += ARRAY, args.grad_v = at += ARRAY;
+            args.grad_alibi = (float *)(void *)(at += ARRAY);
+            args.grad_sink = (float *)(void *)(at + ARRAY / 2);
+        }
+        e->log = memory + ARRAYS * ARRAY, e->logged = e->taken = 0;
+        if (turn) assert_int_equal(driver()->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+        assert_int_equal(
+            driver()->cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)memory, (CUdeviceptr)(uintptr_t)given, bytes, stream),
+            0); /* the caller's work */
+        assert_ok(attn_parallel_run(plan, &args, workspace, stream));
+        if (turn) {
+            CUgraph graph;
+            CUgraphExec executable;
+            assert_int_equal(driver()->cuStreamEndCapture(stream, &graph), 0);
+            assert_int_equal(driver()->cuGraphInstantiate(&executable, graph, 0), 0);
+            assert_int_equal(driver()->cuGraphLaunch(executable, stream), 0);
+            driver()->cuGraphExecDestroy(executable), driver()->cuGraphDestroy(graph);
+        }
+    }
+    for (size_t i = 0; i < bytes; i++)
+        if (first[i] != second[i])
+            fail_msg("%s: byte %zu of %s %zu", name, i % ARRAY, i < ARRAYS * ARRAY ? "array" : "the log", i / ARRAY);
+    free(workspace);
+    driver()->cuStreamDestroy(stream);
+    attn_parallel_plan_destroy(plan);
+}
+
+static void streams_wait_for_each_other(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    echo e = { .source = check_allocate(ECHO_BYTES), .ranks = 3 };
+    for (size_t i = 0; i < ECHO_BYTES / 2; i++)
+        ((uint16_t *)(void *)e.source)[i] = (uint16_t)(0x3c00 + i * 2654435761u % 241);
+    for (int n = 0; n < 36; n += test_scale()) {
+        static const int32_t pieces[] = { 1, 2, 3, 4, 5, 7 };
+        char name[100];
+        attn_desc desc = small();
+        attn_parallel_desc how = { .layout = (attn_layout)(n / 6 % 2), .pieces = pieces[n % 6] };
+        desc.heads_q = 14, desc.heads_kv = 7, desc.len_q = 90, desc.len_kv = 115, desc.dim_qk = 16, desc.dim_v = 8;
+        desc.flags = ATTN_CAUSAL | ATTN_ALIBI | ATTN_SINK | ATTN_DETERMINISTIC, desc.alibi_batch = 1;
+        desc.direction = n / 12 ? ATTN_BACKWARD : ATTN_FORWARD;
+        e.rank = n / 12;
+        snprintf(name, sizeof name, "rank %d, %s, %s, pieces = %d", (int)e.rank, n / 12 ? "backward" : "forward",
+                 how.layout ? "zigzag" : "contiguous", (int)how.pieces);
+        run_in_another_order(&desc, &how, &e, name);
+    }
+    free(e.source);
+    end_context(context);
+}
+
 /* ---- plans ----------------------------------------------------------------------------------- */
 
 static attn_desc long_desc(void)
@@ -155,14 +349,14 @@ static void plans_say_what_they_are(void **state)
     (void)state;
     CUcontext context = fresh_context(0);
     attn_desc desc = long_desc();
-    attn_parallel_info info, more;
+    attn_parallel_info info;
     attn_parallel_plan *plan;
     char text[2000];
     attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG };
     assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
     assert_ok(attn_parallel_plan_get_info(plan, &info));
     attn_parallel_plan_describe(plan, text, sizeof text);
-    assert_non_null(strstr(text, "all-gather: on a GPU, in 4 pieces of the KV heads"));
+    assert_non_null(strstr(text, "all-gather: on a GPU, in 2 pieces of the KV heads: 1, 7\n"));
     assert_true(info.seconds > 0 && info.pairs > 0);
     assert_true(info.sent_bytes == 0.25 * (1 << 18) * 8 * 128 * 2 * 2); /* rank 1 sees its first chunk, k and v */
     attn_plan *alone;
@@ -172,20 +366,109 @@ static void plans_say_what_they_are(void **state)
     assert_true(info.seconds > 0.5 * one.seconds && info.seconds < 0.6 * one.seconds);
     attn_plan_destroy(alone);
     attn_parallel_plan_destroy(plan);
-    desc.len_q = desc.len_kv = 1 << 14; /* shorter: fewer pieces */
-    assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
-    attn_parallel_plan_describe(plan, text, sizeof text);
-    assert_non_null(strstr(text, "in 2 pieces"));
-    attn_parallel_plan_destroy(plan);
-    desc = long_desc();
-    desc.direction = ATTN_BACKWARD;
-    for (int i = 0; i < 2; i++) {
-        how.pieces = i ? 8 : 4;
+    end_context(context);
+}
+
+/* How many heads each piece has. */
+static void pieces_are_shared_out(void **state)
+{
+    static const struct {
+        attn_direction direction;
+        int32_t ranks, pieces;
+        int64_t tokens, heads_q, heads_kv;
+        const char *words;
+    } cases_of[] = {
+        { ATTN_FORWARD, 2, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 1, 7" },
+        { ATTN_FORWARD, 4, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 2, 6" },
+        { ATTN_FORWARD, 8, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
+        { ATTN_FORWARD, 2, 0, 1 << 14, 32, 32, "2 pieces of the KV heads: 4, 28" },
+        { ATTN_FORWARD, 2, 0, 1 << 12, 32, 8, "1 piece of the KV heads: 8" }, /* few bytes to hide */
+        { ATTN_FORWARD, 2, 0, 1 << 16, 32, 1, "1 piece of the KV heads: 1" },
+        { ATTN_FORWARD, 1, 3, 1 << 16, 32, 8, "1 piece of the KV heads: 8" },
+        { ATTN_FORWARD, 2, 3, 1 << 14, 32, 8, "3 pieces of the KV heads: 1, 4, 3" },
+        { ATTN_FORWARD, 2, 4, 1 << 10, 32, 8, "4 pieces of the KV heads: 2, 2, 2, 2" },
+        { ATTN_FORWARD, 2, 100, 1 << 14, 5, 5, "5 pieces of the KV heads: 1, 1, 1, 1, 1" },
+        { ATTN_BACKWARD, 2, 0, 1 << 14, 32, 8, "3 pieces of the KV heads: 1, 5, 2" },
+        { ATTN_BACKWARD, 2, 0, 1 << 15, 28, 7, "3 pieces of the KV heads: 1, 4, 2" },
+        { ATTN_BACKWARD, 8, 0, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
+        { ATTN_BACKWARD, 2, 0, 1 << 16, 32, 2, "2 pieces of the KV heads: 1, 1" },
+        { ATTN_BACKWARD, 2, 0, 1 << 20, 32, 8, "8 pieces of the KV heads: 1, 1, 1, 1, 1, 1, 1, 1" }, /* many rows */
+        { ATTN_BACKWARD, 2, 0, 1 << 20, 64, 64, "16 pieces of the KV heads: 1, 5, 5, 5, 5, 5, 4, 4, .." },
+        { ATTN_BACKWARD, 2, 2, 1 << 14, 32, 8, "2 pieces of the KV heads: 4, 4" },
+        { ATTN_BACKWARD, 2, 4, 1 << 14, 32, 8, "4 pieces of the KV heads: 1, 3, 2, 2" },
+    };
+    (void)state;
+    CUcontext context = fresh_context(0);
+    for (size_t i = 0; i < sizeof cases_of / sizeof *cases_of; i++) {
+        attn_parallel_desc how = { .ranks = cases_of[i].ranks, .layout = ATTN_ZIGZAG, .pieces = cases_of[i].pieces };
+        attn_parallel_plan *plan;
+        char text[2000];
+        attn_desc desc = long_desc();
+        desc.direction = cases_of[i].direction, desc.len_q = desc.len_kv = cases_of[i].tokens;
+        desc.heads_q = cases_of[i].heads_q, desc.heads_kv = cases_of[i].heads_kv;
+        for (how.rank = 0; how.rank < how.ranks; how.rank++) {
+            assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+            attn_parallel_plan_describe(plan, text, sizeof text);
+            if (!strstr(text, cases_of[i].words)) fail_msg("not in %s:\n%s", cases_of[i].words, text);
+            attn_parallel_plan_destroy(plan);
+        }
+    }
+    end_context(context);
+}
+
+/* The more pieces a backward has, the less memory it takes: with a million tokens, 20 GiB. */
+static void pieces_save_memory(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    uint64_t before = UINT64_MAX;
+    for (int32_t pieces = 2; pieces <= 8; pieces *= 2) {
+        attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG, .pieces = pieces };
+        attn_parallel_plan *plan;
+        attn_parallel_info info;
+        attn_desc desc = long_desc();
+        desc.direction = ATTN_BACKWARD, desc.len_q = desc.len_kv = 1 << 20;
         assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
-        assert_ok(attn_parallel_plan_get_info(plan, i ? &more : &info));
+        assert_ok(attn_parallel_plan_get_info(plan, &info));
+        assert_true(info.workspace_bytes < before);
+        before = info.workspace_bytes;
         attn_parallel_plan_destroy(plan);
     }
-    assert_true(more.workspace_bytes < info.workspace_bytes);
+    assert_true(before < (uint64_t)20 << 30);
+    end_context(context);
+}
+
+/* Not hidden are the first piece's keys, and of the gradients, which have twice as many bytes, the last one's; beside
+ * transfers by kernels runs take longer. */
+static void what_is_not_hidden_is_predicted(void **state)
+{
+    static const double expected[] = { 1. / 8, (1. / 8 + 2 * 2. / 8) / 3 };
+    attn_machine_info machine;
+    (void)state;
+    CUcontext context = fresh_context(0);
+    assert_ok(attn_machine_get_info(ATTN_CUDA, &machine));
+    for (int backward = 0; backward < 2; backward++) {
+        double lost[2]; /* with one piece, which is all; with those that are chosen */
+        attn_desc desc = long_desc();
+        desc.direction = backward ? ATTN_BACKWARD : ATTN_FORWARD;
+        for (int chosen = 0; chosen < 2; chosen++) {
+            double seconds[2];
+            for (int slow = 0; slow < 2; slow++) {
+                attn_parallel_desc how = { .ranks = 2, .layout = ATTN_ZIGZAG, .pieces = !chosen };
+                attn_parallel_plan *plan;
+                attn_parallel_info info;
+                how.link = slow ? 5e10 : 1e15;
+                assert_ok(attn_parallel_plan_create(&plan, &desc, &how, NULL));
+                assert_ok(attn_parallel_plan_get_info(plan, &info));
+                seconds[slow] = info.seconds;
+                attn_parallel_plan_destroy(plan);
+            }
+            lost[chosen] = seconds[1] - seconds[0];
+        }
+        double share = expected[backward] + (1 - expected[backward]) * (1 - 1 / machine.link_beside);
+        if (fabs(lost[1] / lost[0] - share) > 1e-6)
+            fail_msg("%s: %g s of %g are not hidden", backward ? "backward" : "forward", lost[1], lost[0]);
+    }
     end_context(context);
 }
 
@@ -398,11 +681,13 @@ static void what_hangs_is_aborted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forwards_are_one_devices), cmocka_unit_test(backwards_are_one_devices),
-        cmocka_unit_test(plans_say_what_they_are),  cmocka_unit_test(predictions_are_what_was_measured),
-        cmocka_unit_test(what_gpus_do_not_take),    cmocka_unit_test(the_host_reads_no_array),
-        cmocka_unit_test(what_nccl_does_not_take),  cmocka_unit_test(what_peers_do_not_take),
-        cmocka_unit_test(what_hangs_is_aborted),
+        cmocka_unit_test(forwards_are_one_devices),        cmocka_unit_test(backwards_are_one_devices),
+        cmocka_unit_test(plans_say_what_they_are),         cmocka_unit_test(predictions_are_what_was_measured),
+        cmocka_unit_test(streams_wait_for_each_other),     cmocka_unit_test(pieces_change_nothing),
+        cmocka_unit_test(pieces_are_shared_out),           cmocka_unit_test(pieces_save_memory),
+        cmocka_unit_test(what_is_not_hidden_is_predicted), cmocka_unit_test(what_gpus_do_not_take),
+        cmocka_unit_test(the_host_reads_no_array),         cmocka_unit_test(what_nccl_does_not_take),
+        cmocka_unit_test(what_peers_do_not_take),          cmocka_unit_test(what_hangs_is_aborted),
     };
     cuda_begin();
     if (!dlopen(FAKE_NCCL, RTLD_NOW)) fail_msg("%s", dlerror());

@@ -243,7 +243,8 @@ def context_parallel_attention(
         schedule    "ring", "all-gather", or "auto": the one that is predicted faster and fits `memory`
         memory      bytes of workspace that a rank may take; 0: any number
         pieces      on GPUs: heads are cut into so many pieces, of which one is computed while others are on their way;
-                    0: 4
+                    the first has fewer heads, and of 3 or more in a backward the last too; more take less memory in a
+                    backward; 0: chosen
         transport   on GPUs: "nccl", or "peer": copy engines write into other GPUs' memory, which takes no processor;
                     for processes of one machine whose GPUs reach each other
         cu_lens_q, cu_lens_kv, max_len_q, max_len_kv   documents in packed rows, which cross ranks wherever they may;

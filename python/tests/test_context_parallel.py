@@ -358,15 +358,27 @@ def gpus():
         for layout in ("zigzag", "contiguous"):
             compare(name, *case, layout=layout, device=device, pieces=number % 3)
             compare(name, *case, layout=layout, device=device, pieces=number % 3, transport="peer")
-    results = [compare("bits", *long[:1], dict(causal=True, deterministic=True), device=device) for _ in range(2)]
-    assert all(x.shape == y.shape for x, y in zip(*results))
+    for number, kv_heads in enumerate((1, 2, 3, 5, 7, 8)):  # pieces of several sizes, given and chosen
+        scores = dict(alibi=torch.rand(2 * kv_heads) / 8, sink=torch.randn(2 * kv_heads)) if number % 2 else {}
+        tensors = qkv(1, 700, heads=2 * kv_heads, kv_heads=kv_heads, dim=64, dtype=torch.bfloat16)
+        for transport in ("nccl", "peer"):
+            for pieces in (0, 2, 3, 4, 9):
+                compare(f"{kv_heads} KV heads, {pieces} pieces, {transport}", tensors, dict(causal=True, **scores),
+                        device=device, pieces=pieces, transport=transport)
+    chosen = qkv(1, 16384, heads=32, kv_heads=8, dim=128, dtype=torch.bfloat16)  # 2 pieces, and 3
+    for pieces in (0, 4):
+        results = []
+        for _ in range(2):
+            torch.manual_seed(3)  # of the gradients
+            results.append(compare("bits", chosen, dict(causal=True, deterministic=True), device=device, pieces=pieces))
+        assert all(map(torch.equal, *results))
     q, k, v = (la.context_parallel_shard(x.to(device)) for x in qkv())
     fails(lambda: la.context_parallel_attention(q, k, v, softcap="x" if dist.get_rank() else None),
           libattn.InvalidError, "softcap is 'x'", libattn.RankFailedError, "rank 1 of 2 failed")
     fails(lambda: la.context_parallel_attention(q, k, v, softcap=2.0 + dist.get_rank()), libattn.RankFailedError,
           "different problems")
     fails(lambda: la.context_parallel_attention(q, k, v, schedule="ring"), libattn.UnsupportedError, "ATTN_RING")
-    fails(lambda: la.context_parallel_attention(q, k, v, chunk=9), libattn.UnsupportedError, "ranks ATTN_CUDA takes")
+    fails(lambda: la.context_parallel_attention(q, k, v, chunk=9), libattn.UnsupportedError, "over ranks GPUs take")
     fails(lambda: la.context_parallel_attention(*(x.cpu() for x in (q, k, v))), libattn.UnsupportedError,
           "none for cpu, where q is")
     assert la.context_parallel_attention(q, k, v).shape == q.shape

@@ -32,12 +32,16 @@ const attn_cuda_arch *const *attn_cuda_archs(int *count)
     return archs;
 }
 
-/* A variant for many rows of a byte has one factor for all scores of a work item, and one for its values. */
+/* A variant for many rows of a byte has one factor for all scores of a work item, and one for its values; or one per
+ * block and channel. */
 const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
 {
     if (!attn_cuda_is_variant(k) || k->dtype != ATTN_E4M3) return NULL;
-    if (d->q_scale_rows || d->k_scale_rows || d->v_scale_rows) return "it takes no scales of blocks of rows";
-    if (d->v_scale_stride[3]) return "it takes no scales of channels";
+    bool blocks = d->q_scale_rows || d->k_scale_rows, channels = d->v_scale_stride[3];
+    if (d->q_scale_rows == 1 || d->k_scale_rows == 1 || d->v_scale_rows) return "it takes no scales of single rows";
+    if (blocks && !k->block_scales) return "it takes no scales of blocks of rows";
+    if (channels && !k->block_scales) return "it takes no scales of channels";
+    if (k->block_scales && !blocks && !channels) return "it is for scales of blocks of rows or of channels";
     return attn_out_dtype(d) == ATTN_E4M3 ? "it does not store o as e4m3" : NULL;
 }
 

@@ -2,6 +2,7 @@
 #include "parallel/device_plan.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +12,11 @@
 #include "problem/ranges.h"
 
 enum {
-    PIECES = 4,           /* at most, unless the descriptor says how many */
-    RUN_LINES = 64 << 10, /* of a run at least, then: rows times heads, so that it keeps all processors busy */
-    FIRST = -5,           /* of a stream's priorities; drivers take the first that they have */
+    FIRST_LINES = 32 << 10,  /* of the first piece: rows times heads; the greatest tiles have 192 or 256 rows */
+    MOST_LINES = 2 << 20,    /* of a piece of the backward, on average, unless the descriptor says how many there are */
+    HIDDEN_BYTES = 16 << 20, /* that a further piece hides at least: twice what moves while it costs, 35 us [m] */
+    NAMED_PIECES = 8,
+    FIRST = -5, /* of a stream's priorities; drivers take the first that they have */
     TAKEN = ATTN_CAUSAL | ATTN_WINDOW | ATTN_SOFTCAP | ATTN_ALIBI | ATTN_SINK | ATTN_OUT_F32 | ATTN_DETERMINISTIC
 };
 
@@ -63,16 +66,14 @@ attn_chunk attn_parallel_both(const attn_parallel_plan *plan)
     return (attn_chunk){ lo * size, attn_clamp(plan->whole.len_kv - lo * size, (hi - lo) * size) };
 }
 
-/* Runs that lanes take in turn: in the backward those of a piece are one. */
-static int64_t turns(const attn_parallel_plan *plan)
+int attn_parallel_slot(const attn_parallel_plan *plan, int piece)
 {
-    return plan->whole.direction == ATTN_BACKWARD ? 1 : plan->chunks;
+    return piece % plan->device->slots;
 }
 
-int attn_parallel_lane(const attn_parallel_plan *plan, int64_t piece, int c)
+int attn_parallel_lane(const attn_parallel_plan *plan, int piece, int c)
 {
-    int64_t later = turns(plan) > 1 ? plan->chunks - 1 - c : 0;
-    return (int)((piece * turns(plan) + later) % plan->device->lanes);
+    return attn_parallel_slot(plan, piece) * plan->chunks + plan->chunks - 1 - c;
 }
 
 /* ---- a plan ---------------------------------------------------------------------------------- */
@@ -110,35 +111,115 @@ static attn_status check_rows(const char *name, const int64_t stride[4], int64_t
                      name, stride[1], stride[2]);
 }
 
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
 /* Addresses of a head have to be multiples of 16 bytes, and slopes of a batch lie in one array. */
-static int64_t pieces_of(const attn_parallel_plan *plan)
+static bool can_be_cut(const attn_parallel_plan *plan)
 {
     const attn_desc *d = &plan->whole;
-    int64_t size = attn_dtype_size(d->dtype), wanted = plan->how.pieces ? plan->how.pieces : PIECES;
-    if (wanted > ATTN_PIECES_MOST) wanted = ATTN_PIECES_MOST;
-    while (!plan->how.pieces && wanted > 1 && d->batch * plan->rows_per_chunk * d->heads_q / wanted < RUN_LINES)
-        wanted--;
-    bool whole = d->dim_qk * size % 16 || d->dim_v * size % 16 || (d->flags & ATTN_ALIBI && d->alibi_batch > 1);
-    if (whole || plan->how.ranks == 1) return 1;
-    while (d->heads_kv % wanted)
-        wanted--;
-    return wanted;
+    int64_t size = attn_dtype_size(d->dtype);
+    return d->dim_qk * size % 16 == 0 && d->dim_v * size % 16 == 0 && !(d->flags & ATTN_ALIBI && d->alibi_batch > 1) &&
+           plan->how.ranks > 1;
 }
+
+/* Rows of a rank times query heads. */
+static int64_t lines_of(const attn_parallel_plan *plan)
+{
+    return plan->whole.batch * plan->whole.heads_q * plan->rows_per_chunk * plan->chunks;
+}
+
+/* The KV heads that have so many lines. */
+static int64_t heads_of(const attn_parallel_plan *plan, int64_t lines)
+{
+    int64_t all = lines_of(plan);
+    return all > lines ? attn_ceil_div(plan->whole.heads_kv * lines, all) : plan->whole.heads_kv;
+}
+
+/* The pieces' heads: the first's, the last's in a backward, and between them numbers that differ by 1 at most. */
+static void share_out(const attn_parallel_plan *plan, int pieces, int64_t *heads)
+{
+    bool backward = plan->whole.direction == ATTN_BACKWARD, ends = pieces > 1 + backward;
+    int64_t all = plan->whole.heads_kv, even = all / pieces, least = heads_of(plan, FIRST_LINES);
+    int from = ends, to = pieces - (ends && backward);
+    if (ends) all -= heads[0] = even < least ? even : least;
+    if (ends && backward) all -= heads[to] = even < 2 * least ? even : 2 * least;
+    for (int i = from; i < to; i++)
+        all -= heads[i] = attn_ceil_div(all, to - i);
+}
+
+/* Bytes that a rank gets while others are computed: of keys all but the first piece's, of gradients all but the
+ * last's. */
+static double hidden_bytes(const attn_parallel_plan *plan, int pieces)
+{
+    const attn_desc *d = &plan->whole;
+    bool backward = d->direction == ATTN_BACKWARD;
+    int64_t heads[ATTN_PIECES_MOST], others = d->len_kv - d->len_kv / plan->how.ranks;
+    share_out(plan, pieces, heads);
+    double keys = (double)(d->heads_kv - heads[0]) * (double)attn_dtype_size(d->dtype),
+           grads = backward ? 4 * (double)(d->heads_kv - heads[pieces - 1]) : 0;
+    return (keys + grads) * (double)(d->batch * others * (d->dim_qk + d->dim_v));
+}
+
+/* As many as device_plan.h says, the same on all ranks. */
+static int64_t choose_pieces(const attn_parallel_plan *plan)
+{
+    bool backward = plan->whole.direction == ATTN_BACKWARD;
+    int64_t heads = plan->whole.heads_kv, first = heads_of(plan, FIRST_LINES),
+            many = backward ? attn_ceil_div(lines_of(plan), MOST_LINES) : 0;
+    bool ends = backward && heads >= 4 * first && lines_of(plan) >= 8 * FIRST_LINES; /* these are 3/8 at most */
+    int pieces = ends ? 3 : heads >= 2 * first ? 2 : 1;
+    while (pieces > 1 && hidden_bytes(plan, pieces) < (double)(pieces - 1) * HIDDEN_BYTES)
+        pieces--;
+    return many > pieces ? many : pieces;
+}
+
+static int size_of(attn_parallel_device *own, int64_t heads)
+{
+    int size = 0;
+    while (size < own->sizes && own->size[size].heads != heads)
+        size++;
+    if (size == own->sizes) own->size[own->sizes++].heads = heads;
+    return size;
+}
+
+static void cut(const attn_parallel_plan *plan)
+{
+    attn_parallel_device *own = plan->device;
+    int64_t heads[ATTN_PIECES_MOST] = { 0 }, head = 0, pieces = 1;
+    if (can_be_cut(plan)) pieces = plan->how.pieces ? plan->how.pieces : choose_pieces(plan);
+    if (pieces > plan->whole.heads_kv) pieces = plan->whole.heads_kv;
+    own->pieces = (int)attn_clamp(pieces, ATTN_PIECES_MOST);
+    share_out(plan, own->pieces, heads);
+    for (int i = 0; i < own->pieces; head += heads[i++])
+        own->piece[i] = (attn_piece){ .head = head, .heads = heads[i], .size = size_of(own, heads[i]) };
+    own->slots = own->pieces < ATTN_SLOTS ? own->pieces : ATTN_SLOTS;
+    own->lanes = own->slots * plan->chunks;
+}
+
+/* The most heads of a slot's pieces. */
+static int64_t most_heads(const attn_parallel_device *own, int slot)
+{
+    int64_t most = 0;
+    for (int i = slot; i < own->pieces; i += own->slots)
+        most = own->piece[i].heads > most ? own->piece[i].heads : most;
+    return most;
+}
+
+/* ---- what pieces take ------------------------------------------------------------------------ */
 
 static void set_stride(int64_t stride[4], int64_t rows, int64_t heads, int64_t dim)
 {
     stride[0] = rows * heads * dim, stride[1] = heads * dim, stride[2] = dim, stride[3] = 1;
 }
 
-/* The descriptor of a piece's run of a chunk of rows. */
-static attn_desc desc_of(const attn_parallel_plan *plan, int c)
+/* The descriptor of the run of a chunk of rows, of some KV heads. */
+static attn_desc desc_of(const attn_parallel_plan *plan, int c, int64_t heads)
 {
-    const attn_parallel_device *own = plan->device;
     attn_desc d = plan->whole;
     attn_key_reach r = attn_parallel_reach_of(plan, c);
     int64_t keys = plan->whole.len_kv;
     d.len_q = attn_chunk_of_rows(plan, plan->how.rank, c).rows, d.len_kv = r.end - r.begin;
-    d.heads_q = own->heads_q, d.heads_kv = own->heads_kv;
+    d.heads_q = heads * (d.heads_q / d.heads_kv), d.heads_kv = heads;
     memcpy(d.q_stride, plan->local.q_stride, sizeof d.q_stride);
     memcpy(d.o_stride, plan->local.o_stride, sizeof d.o_stride);
     memcpy(d.grad_o_stride, plan->local.grad_o_stride, sizeof d.grad_o_stride);
@@ -176,29 +257,44 @@ static int32_t parts_of(const attn_parallel_plan *plan, int k)
     return parts;
 }
 
-static attn_status create_sums(attn_parallel_plan *plan)
+static attn_status create_sums(const attn_parallel_plan *plan, attn_piece_size *of)
 {
-    attn_parallel_device *own = plan->device;
     const attn_desc *d = &plan->whole, *l = &plan->local;
     const int64_t dim[2] = { d->dim_qk, d->dim_v }, *stride[2] = { l->grad_k_stride, l->grad_v_stride };
-    int64_t both = attn_parallel_both(plan).rows, floats = (d->alibi_batch + 1) * d->heads_q;
+    int64_t both = attn_parallel_both(plan).rows, heads_q = of->heads * (d->heads_q / d->heads_kv);
     attn_status status = ATTN_OK;
     for (int c = 0; c < plan->chunks && !status; c++) {
         int64_t rows = attn_chunk_of_rows(plan, plan->how.rank, c).rows,
                 keys = attn_chunk_of_keys(plan, plan->how.rank, c).rows;
         int32_t parts = parts_of(plan, c);
         if (rows)
-            status =
-                create_sum(&own->to_grad_q[c], 1, rows, own->heads_q, d->dim_qk, attn_grad_dtype(l), l->grad_q_stride);
+            status = create_sum(&of->to_grad_q[c], 1, rows, heads_q, d->dim_qk, attn_grad_dtype(l), l->grad_q_stride);
         for (int v = 0; v < 2 && keys && !status; v++)
-            status = create_sum(&own->to_grads[c][v], parts ? parts : 1, keys, own->heads_kv, dim[v],
-                                attn_grad_dtype(l), stride[v]);
+            status = create_sum(&of->to_grads[c][v], parts ? parts : 1, keys, of->heads, dim[v], attn_grad_dtype(l),
+                                stride[v]);
     }
     for (int v = 0; v < 2 && both && !status; v++)
-        status = create_sum(&own->add[v], 2, both, own->heads_kv, dim[v], ATTN_F32, NULL);
-    if (!status && d->flags & (ATTN_ALIBI | ATTN_SINK))
-        status = create_sum(&own->total, plan->how.ranks * plan->chunks, floats, 1, 1, ATTN_F32, NULL);
+        status = create_sum(&of->add[v], 2, both, of->heads, dim[v], ATTN_F32, NULL);
     return status;
+}
+
+static attn_status create_size(const attn_parallel_plan *plan, attn_piece_size *of)
+{
+    attn_status status = ATTN_OK;
+    for (int c = 0; c < plan->chunks && !status; c++) {
+        attn_desc run = desc_of(plan, c, of->heads);
+        if (run.len_q) status = attn_plan_create(&of->run[c], &run);
+    }
+    return status || plan->whole.direction == ATTN_FORWARD ? status : create_sums(plan, of);
+}
+
+/* Gradients of slopes and sinks, of all ranks and chunks. */
+static attn_status create_total(const attn_parallel_plan *plan)
+{
+    const attn_desc *d = &plan->whole;
+    if (d->direction == ATTN_FORWARD || !(d->flags & (ATTN_ALIBI | ATTN_SINK))) return ATTN_OK;
+    int64_t floats = (d->alibi_batch + 1) * d->heads_q;
+    return create_sum(&plan->device->total, plan->how.ranks * plan->chunks, floats, 1, 1, ATTN_F32, NULL);
 }
 
 /* Does what is asked with every event. */
@@ -206,12 +302,12 @@ static CUresult each_event(attn_parallel_device *own, CUresult (*what)(const att
 {
     CUresult result = what(own->driver, &own->fork);
     if (!result) result = what(own->driver, &own->join);
-    for (int64_t i = 0; i < own->pieces && !result; i++)
-        result = what(own->driver, &own->ready[i]);
-    for (int i = 0; i < own->lanes && !result; i++) {
+    for (int i = 0; i < own->pieces && !result; i++)
+        result = what(own->driver, &own->piece[i].ready);
+    for (int i = 0; i < own->slots && !result; i++)
+        result = what(own->driver, &own->slot[i].free);
+    for (int i = 0; i < own->lanes && !result; i++)
         result = what(own->driver, &own->lane[i].done);
-        if (!result) result = what(own->driver, &own->lane[i].back);
-    }
     return result;
 }
 
@@ -230,6 +326,7 @@ static attn_status create_streams(attn_parallel_device *own)
 {
     const attn_cuda_driver *driver = own->driver;
     CUresult result = driver->cuStreamCreateWithPriority(&own->transfers, CU_STREAM_NON_BLOCKING, FIRST);
+    if (!result) result = driver->cuStreamCreateWithPriority(&own->copies, CU_STREAM_NON_BLOCKING, FIRST);
     for (int i = 1; i < own->lanes && !result; i++)
         result = driver->cuStreamCreate(&own->lane[i].stream, CU_STREAM_NON_BLOCKING);
     if (!result) result = each_event(own, create_event);
@@ -243,43 +340,74 @@ static size_t take(size_t *end, double bytes)
     return at;
 }
 
+size_t attn_parallel_block(const attn_parallel_plan *plan, const attn_piece *piece, int v)
+{
+    const attn_desc *d = &plan->whole;
+    int64_t bytes = 4 * d->batch * piece->heads * (v ? d->dim_v : d->dim_qk) * plan->keys_per_chunk;
+    return (size_t)attn_round_up(bytes, ATTN_PARALLEL_ALIGN);
+}
+
+/* The most that attn_run takes in a lane. */
+static size_t scratch_of(const attn_parallel_plan *plan, int lane)
+{
+    const attn_parallel_device *own = plan->device;
+    size_t most = 0;
+    for (int i = lane / plan->chunks; i < own->pieces; i += own->slots) {
+        const attn_plan *run = own->size[own->piece[i].size].run[plan->chunks - 1 - lane % plan->chunks];
+        size_t bytes = run ? attn_plan_workspace(run) : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+size_t attn_parallel_device_scratch(const attn_parallel_plan *plan)
+{
+    size_t all = 0;
+    for (int i = 0; i < plan->device->lanes; i++)
+        all += scratch_of(plan, i);
+    return all;
+}
+
+/* What all ranks have alike. */
+static void lay_out_window(const attn_parallel_plan *plan)
+{
+    attn_parallel_device *own = plan->device;
+    const attn_desc *d = &plan->whole;
+    double key = (double)d->batch * (double)d->len_kv * (double)attn_dtype_size(d->dtype);
+    for (int v = 0; v < 2; v++)
+        for (int i = 0; i < own->pieces; i++)
+            own->piece[i].keys[v] =
+                take(&own->window_bytes, key * (double)own->piece[i].heads * (double)(v ? d->dim_v : d->dim_qk));
+    for (int s = 0; s < own->slots && d->direction == ATTN_BACKWARD; s++) {
+        attn_piece most = { .heads = most_heads(own, s) };
+        size_t block = attn_parallel_block(plan, &most, 0) + attn_parallel_block(plan, &most, 1);
+        own->slot[s].received = take(&own->window_bytes, (double)block * plan->chunks * plan->how.ranks);
+    }
+}
+
 static void lay_out(attn_parallel_plan *plan)
 {
     attn_parallel_device *own = plan->device;
     const attn_desc *d = &plan->whole;
     bool backward = d->direction == ATTN_BACKWARD;
-    double size = (double)attn_dtype_size(d->dtype), batch = (double)d->batch, heads = (double)own->heads_kv;
-    const double dim[2] = { (double)d->dim_qk, (double)d->dim_v };
-    size_t end = 0, scratch = 0, floats = (size_t)((d->alibi_batch + 1) * d->heads_q) * 4;
+    double batch = (double)d->batch, group = (double)(d->heads_q / d->heads_kv);
+    size_t end = 0, floats = (size_t)((d->alibi_batch + 1) * d->heads_q) * 4;
+    lay_out_window(plan);
+    if (!plan->engine.put) own->window = take(&end, (double)own->window_bytes);
     for (int c = 0; c < plan->chunks; c++) {
         double lines = batch * (double)(d->heads_q * attn_chunk_of_rows(plan, plan->how.rank, c).rows);
-        size_t bytes = plan->all[c] ? attn_plan_workspace(plan->all[c]) : 0;
-        scratch = bytes > scratch ? bytes : scratch;
         own->lse[c] = take(&end, 4 * lines);
         if (backward) own->grad_lse[c] = take(&end, 4 * lines);
     }
-    for (int v = 0; v < 2; v++) {
-        int64_t bytes = (int64_t)(4 * batch * heads * dim[v]) * plan->keys_per_chunk;
-        own->block[v] = (size_t)attn_round_up(bytes, ATTN_PARALLEL_ALIGN);
-    }
-    own->slot = (size_t)plan->chunks * (own->block[0] + own->block[1]);
-    for (int v = 0; v < 2; v++) {
-        double bytes = size * batch * (double)d->len_kv * heads * dim[v];
-        own->piece_keys[v] = (size_t)attn_round_up((int64_t)bytes, ATTN_PARALLEL_ALIGN);
-        own->keys[v] = take(&own->window_bytes, (double)own->piece_keys[v] * (double)own->pieces);
-    }
-    for (int i = 0; i < own->lanes && backward; i++)
-        own->room[i].received = take(&own->window_bytes, (double)own->slot * plan->how.ranks);
-    if (!plan->engine.put) own->window = take(&end, (double)own->window_bytes);
     for (int i = 0; i < own->lanes; i++) {
-        attn_lane_room *room = &own->room[i];
-        for (int c = 0; c < plan->chunks && backward; c++) {
-            double rows = (double)attn_chunk_of_rows(plan, plan->how.rank, c).rows;
-            room->grad_q[c] = take(&end, 4 * batch * rows * (double)own->heads_q * dim[0]);
-            for (int v = 0; v < 2; v++)
-                room->grads[c][v] = take(&end, 4 * batch * (double)d->len_kv * heads * dim[v]);
-        }
-        room->scratch = take(&end, (double)scratch);
+        int s = i / plan->chunks, c = plan->chunks - 1 - i % plan->chunks;
+        double heads = (double)most_heads(own, s), rows = (double)attn_chunk_of_rows(plan, plan->how.rank, c).rows;
+        own->lane[i].scratch = take(&end, (double)scratch_of(plan, i));
+        if (!backward) continue;
+        own->lane[i].grad_q = take(&end, 4 * batch * rows * heads * group * (double)d->dim_qk);
+        for (int v = 0; v < 2; v++)
+            own->slot[s].grads[c][v] =
+                take(&end, 4 * batch * (double)d->len_kv * heads * (double)(v ? d->dim_v : d->dim_qk));
     }
     if (backward) own->sums = take(&end, (double)floats * plan->chunks);
     if (backward) own->all_sums = take(&end, (double)floats * plan->chunks * plan->how.ranks);
@@ -300,14 +428,10 @@ attn_status attn_parallel_device_create(attn_parallel_plan *plan)
     attn_parallel_device *own = plan->device = calloc(1, sizeof *own);
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     own->driver = &machine->driver;
-    own->pieces = pieces_of(plan);
-    own->lanes = (int)attn_clamp(own->pieces * turns(plan), ATTN_LANES);
-    own->heads_q = d->heads_q / own->pieces, own->heads_kv = d->heads_kv / own->pieces;
-    for (int c = 0; c < plan->chunks && !status; c++) {
-        attn_desc run = desc_of(plan, c);
-        if (run.len_q) status = attn_plan_create(&plan->all[c], &run);
-    }
-    if (!status && d->direction == ATTN_BACKWARD) status = create_sums(plan);
+    cut(plan);
+    for (int i = 0; i < own->sizes && !status; i++)
+        status = create_size(plan, &own->size[i]);
+    if (!status) status = create_total(plan);
     if (!status && plan->has_engine) status = create_streams(own);
     if (!status) lay_out(plan);
     return status;
@@ -333,17 +457,24 @@ void attn_parallel_device_destroy(attn_parallel_plan *plan)
     for (int i = 1; i < own->lanes; i++)
         if (own->lane[i].stream) driver->cuStreamDestroy(own->lane[i].stream);
     if (own->transfers) driver->cuStreamDestroy(own->transfers);
+    if (own->copies) driver->cuStreamDestroy(own->copies);
     each_event(own, destroy_event);
-    for (int i = 0; i < ATTN_CHUNKS; i++) {
-        attn_merge_plan_destroy(own->to_grad_q[i]), attn_merge_plan_destroy(own->add[i]);
-        attn_merge_plan_destroy(own->to_grads[i][0]), attn_merge_plan_destroy(own->to_grads[i][1]);
+    for (int i = 0; i < own->sizes * ATTN_CHUNKS; i++) {
+        attn_piece_size *of = &own->size[i / ATTN_CHUNKS];
+        int n = i % ATTN_CHUNKS;
+        attn_plan_destroy(of->run[n]), attn_merge_plan_destroy(of->to_grad_q[n]), attn_merge_plan_destroy(of->add[n]);
+        attn_merge_plan_destroy(of->to_grads[n][0]), attn_merge_plan_destroy(of->to_grads[n][1]);
     }
     attn_merge_plan_destroy(own->total);
     free(own);
     plan->device = NULL;
 }
 
-int64_t attn_parallel_device_pieces(const attn_parallel_plan *plan)
+void attn_parallel_device_pieces(const attn_parallel_plan *plan, char text[ATTN_PIECES_TEXT])
 {
-    return plan->device->pieces;
+    const attn_parallel_device *own = plan->device;
+    int at = snprintf(text, ATTN_PIECES_TEXT, "%d piece%s of the KV heads: ", own->pieces, own->pieces > 1 ? "s" : "");
+    for (int i = 0; i < own->pieces && i < NAMED_PIECES; i++)
+        at += snprintf(text + at, (size_t)(ATTN_PIECES_TEXT - at), "%s%" PRId64, i ? ", " : "", own->piece[i].heads);
+    if (own->pieces > NAMED_PIECES) snprintf(text + at, (size_t)(ATTN_PIECES_TEXT - at), ", ..");
 }

@@ -12,8 +12,12 @@ attn_status attn_parallel_device_create(attn_parallel_plan *plan);
 
 void attn_parallel_device_destroy(attn_parallel_plan *plan);
 
-/* How many pieces the heads are computed in. */
-int64_t attn_parallel_device_pieces(const attn_parallel_plan *plan);
+/* The pieces that heads are computed in, as "2 pieces of 1 and 7 KV heads". */
+enum { ATTN_PIECES_TEXT = 100 };
+void attn_parallel_device_pieces(const attn_parallel_plan *plan, char text[ATTN_PIECES_TEXT]);
+
+/* Of the workspace: what attn_run takes in all lanes. */
+size_t attn_parallel_device_scratch(const attn_parallel_plan *plan);
 
 /* What other ranks put into, with an engine that puts: a call of all ranks. */
 attn_status attn_parallel_device_window(const attn_parallel_plan *plan, char **window);

@@ -20,9 +20,9 @@ static void did(run *r, CUresult result, const char *what)
     if (result && !r->status) r->status = attn_cuda_fail(result, what);
 }
 
-static CUstream stream_of(const run *r, int lane)
+static CUstream stream_of(const run *r, const attn_lane *lane)
 {
-    return lane ? r->own->lane[lane].stream : r->caller;
+    return lane == r->own->lane ? r->caller : lane->stream;
 }
 
 static void follow(run *r, CUevent event, CUstream stream)
@@ -30,10 +30,15 @@ static void follow(run *r, CUevent event, CUstream stream)
     if (!r->status) did(r, r->own->driver->cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
 }
 
+static void record(run *r, CUevent event, CUstream stream)
+{
+    if (!r->status) did(r, r->own->driver->cuEventRecord(event, stream), "cuEventRecord");
+}
+
 /* What is put into `later` from now on waits for what is in `first`. */
 static void order(run *r, CUevent event, CUstream first, CUstream later)
 {
-    if (!r->status) did(r, r->own->driver->cuEventRecord(event, first), "cuEventRecord");
+    record(r, event, first);
     follow(r, event, later);
 }
 
@@ -69,29 +74,35 @@ static void sum(run *r, const attn_merge_plan *plan, const void *const *parts, v
     if (!r->status) r->status = attn_merge_run(plan, &a, stream);
 }
 
-/* Bytes of a key's heads in a piece: of k, or of v. */
-static size_t row_bytes(const run *r, int v, size_t size)
+/* Query heads of so many KV heads. */
+static int64_t queries(const run *r, int64_t heads)
 {
-    const attn_desc *d = &r->plan->whole;
-    return (size_t)(r->own->heads_kv * (v ? d->dim_v : d->dim_qk)) * size;
+    return heads * (r->plan->whole.heads_q / r->plan->whole.heads_kv);
 }
 
-/* A key of all in a buffer of this lane: of keys, or of gradients. */
+/* Bytes of a key's heads in a piece: of k, or of v. */
+static size_t row_bytes(const run *r, const attn_piece *piece, int v, size_t size)
+{
+    const attn_desc *d = &r->plan->whole;
+    return (size_t)(piece->heads * (v ? d->dim_v : d->dim_qk)) * size;
+}
+
+/* A key of all in a piece's buffer: of keys, or of gradients. */
 static char *key_at(const run *r, char *buffer, size_t row, int64_t batch, int64_t key)
 {
     return buffer + (size_t)(batch * r->plan->whole.len_kv + key) * row;
 }
 
 /* Gradients of keys from the rows of chunk c. */
-static char *grads_at(const run *r, int lane, int c, int v)
+static char *grads_at(const run *r, int slot, int c, int v)
 {
-    return r->room + r->own->room[lane].grads[c][v];
+    return r->room + r->own->slot[slot].grads[c][v];
 }
 
 /* Where the keys of a piece are. */
-static char *keys_of(const run *r, int v, int64_t piece)
+static char *keys_of(const run *r, const attn_piece *piece, int v)
 {
-    return r->window + r->own->keys[v] + (size_t)piece * r->own->piece_keys[v];
+    return r->window + piece->keys[v];
 }
 
 /* A row of this rank's tensor: of batch b, of chunk c, from head `head` on; size: of an element. */
@@ -112,27 +123,26 @@ static attn_chunk before_keys(const run *r, int c)
     return c ? attn_chunk_of_keys(r->plan, r->plan->how.rank, 0) : (attn_chunk){ 0, 0 };
 }
 
-/* This rank's keys of a piece, to where all keys are gathered; the copies of several pieces beside each other. */
-static void place_own(run *r, int64_t piece)
+/* This rank's keys of a piece, to where all keys are gathered. */
+static void place_own(run *r, const attn_piece *piece)
 {
-    CUstream stream = stream_of(r, (int)(piece % r->own->lanes));
     const attn_desc *l = &r->plan->local;
     size_t size = (size_t)attn_dtype_size(l->dtype);
     for (int i = 0; i < 2 * r->plan->chunks; i++) {
         int v = i % 2, c = i / 2;
         attn_chunk keys = attn_chunk_of_keys(r->plan, r->plan->how.rank, c);
         const int64_t *stride = v ? l->v_stride : l->k_stride, dim = v ? l->dim_v : l->dim_qk;
-        int64_t together = stride[2] == dim ? r->own->heads_kv : 1;
-        for (int64_t n = 0; n < l->batch * r->own->heads_kv / together; n++) {
-            int64_t b = n / (r->own->heads_kv / together), h = n % (r->own->heads_kv / together);
-            const char *from =
-                row_of(v ? r->args->v : r->args->k, stride, size, b, before_keys(r, c), piece * r->own->heads_kv + h);
-            size_t row = row_bytes(r, v, size);
-            char *to = key_at(r, keys_of(r, v, piece), row, b, keys.begin) + (size_t)(h * dim) * size;
-            copy(r, to, row, from, (size_t)stride[1] * size, (size_t)(together * dim) * size, keys.rows, stream);
+        int64_t together = stride[2] == dim ? piece->heads : 1, copies = piece->heads / together;
+        for (int64_t n = 0; n < l->batch * copies; n++) {
+            int64_t b = n / copies, h = n % copies;
+            const char *from = row_of(v ? r->args->v : r->args->k, stride, size, b, before_keys(r, c), piece->head + h);
+            size_t row = row_bytes(r, piece, v, size);
+            char *to = key_at(r, keys_of(r, piece, v), row, b, keys.begin) + (size_t)(h * dim) * size;
+            copy(r, to, row, from, (size_t)stride[1] * size, (size_t)(together * dim) * size, keys.rows,
+                 r->own->copies);
         }
     }
-    if (!r->status) did(r, r->own->driver->cuEventRecord(r->own->ready[piece], stream), "cuEventRecord");
+    record(r, piece->ready, r->own->copies);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -164,78 +174,77 @@ static void open_window(run *r)
 }
 
 /* Where gradients that this rank has of a chunk of keys are, the number of which is given. */
-static char *grads_of(const run *r, int lane, int v, int64_t number)
+static char *grads_of(const run *r, int slot, int v, int64_t number)
 {
-    return grads_at(r, lane, r->plan->chunks - 1 ? attn_parallel_covers(r->plan, 1, number) : 0, v);
+    return grads_at(r, slot, r->plan->chunks - 1 ? attn_parallel_covers(r->plan, 1, number) : 0, v);
 }
 
 /* Where rank `of` gets gradients of its chunk k of keys that the rank h before it has computed. */
-static char *received_at(const run *r, int lane, int32_t of, int32_t h, int k, int v, int64_t b)
+static char *received_at(const run *r, const attn_piece *piece, int32_t of, int32_t h, int k, int v, int64_t b)
 {
+    int slot = attn_parallel_slot(r->plan, (int)(piece - r->own->piece));
     int64_t rows = attn_chunk_of_keys(r->plan, of, k).rows;
-    return r->window + r->own->room[lane].received + (size_t)h * r->own->slot +
-           (size_t)k * (r->own->block[0] + r->own->block[1]) + (v ? r->own->block[0] : 0) +
-           (size_t)(b * rows) * row_bytes(r, v, 4);
+    size_t first = attn_parallel_block(r->plan, piece, 0), both = first + attn_parallel_block(r->plan, piece, 1);
+    return r->window + r->own->slot[slot].received + (size_t)(h * r->plan->chunks + k) * both + (v ? first : 0) +
+           (size_t)(b * rows) * row_bytes(r, piece, v, 4);
 }
 
 /* All keys of a piece that this rank's rows see. */
-static void gather(run *r, int64_t piece)
+static void gather(run *r, const attn_piece *piece)
 {
     const attn_parallel_plan *plan = r->plan;
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
     size_t size = (size_t)attn_dtype_size(plan->whole.dtype);
-    follow(r, r->own->ready[piece], r->own->transfers); /* this rank's are in their place */
+    follow(r, piece->ready, r->own->transfers); /* this rank's are in their place */
     for (int32_t h = 1; h < ranks; h++) {
         int32_t to = (me + h) % ranks, from = (me - h + ranks) % ranks;
         for (int i = 0; i < 2 * plan->chunks; i++)
             for (int64_t b = 0; b < plan->whole.batch; b++) {
                 int v = i % 2, k = i / 2;
                 attn_chunk mine = attn_chunk_of_keys(plan, me, k), theirs = attn_chunk_of_keys(plan, from, k);
-                size_t row = row_bytes(r, v, size);
-                char *buffer = keys_of(r, v, piece), *own = key_at(r, buffer, row, b, mine.begin);
+                size_t row = row_bytes(r, piece, v, size);
+                char *buffer = keys_of(r, piece, v), *own = key_at(r, buffer, row, b, mine.begin);
                 exchange(r, to, own, attn_parallel_needs(plan, to, me, k) ? (size_t)mine.rows * row : 0, own, from,
                          key_at(r, buffer, row, b, theirs.begin),
                          attn_parallel_needs(plan, me, from, k) ? (size_t)theirs.rows * row : 0);
             }
     }
     end_exchange(r);
-    if (!r->status) did(r, r->own->driver->cuEventRecord(r->own->ready[piece], r->own->transfers), "cuEventRecord");
+    record(r, piece->ready, r->own->transfers);
 }
 
-/* Gradients of others' keys leave, and those of this rank's come. */
-static void exchange_grads(run *r, int lane)
+/* Gradients of others' keys leave, and those of this rank's come. Where others put them nobody reads any more: a rank
+ * has read what it got of a piece before its wait for the next, and this comes in a later one. */
+static void exchange_grads(run *r, const attn_piece *piece, int slot)
 {
     const attn_parallel_plan *plan = r->plan;
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
-    order(r, r->own->lane[lane].done, stream_of(r, lane), r->own->transfers);
-    open_window(r);
     for (int32_t h = 1; h < ranks; h++) {
         int32_t to = (me + h) % ranks, from = (me - h + ranks) % ranks;
         for (int i = 0; i < 2 * plan->chunks; i++)
             for (int64_t b = 0; b < plan->whole.batch; b++) {
                 int v = i % 2, k = i / 2;
                 attn_chunk theirs = attn_chunk_of_keys(plan, to, k), mine = attn_chunk_of_keys(plan, me, k);
-                size_t row = row_bytes(r, v, 4);
+                size_t row = row_bytes(r, piece, v, 4);
                 exchange(r, to,
-                         key_at(r, grads_of(r, lane, v, attn_parallel_number(plan, to, k)), row, b, theirs.begin),
+                         key_at(r, grads_of(r, slot, v, attn_parallel_number(plan, to, k)), row, b, theirs.begin),
                          attn_parallel_needs(plan, me, to, k) ? (size_t)theirs.rows * row : 0,
-                         received_at(r, lane, to, h, k, v, b), from, received_at(r, lane, me, h, k, v, b),
+                         received_at(r, piece, to, h, k, v, b), from, received_at(r, piece, me, h, k, v, b),
                          attn_parallel_needs(plan, from, me, k) ? (size_t)mine.rows * row : 0);
             }
     }
     end_exchange(r);
-    order(r, r->own->lane[lane].back, r->own->transfers, stream_of(r, lane));
 }
 
 /* ---- computing ------------------------------------------------------------------------------- */
 
 /* LSEs of a chunk's rows and a piece's heads, from those of all rows of this rank, or back. */
-static void copy_lse(run *r, int c, int64_t piece, float *all, float *chunk, bool back, CUstream stream)
+static void copy_lse(run *r, int c, const attn_piece *piece, float *all, float *chunk, bool back, CUstream stream)
 {
     const attn_desc *l = &r->plan->local;
-    int64_t rows = attn_chunk_of_rows(r->plan, r->plan->how.rank, c).rows, heads = r->own->heads_q;
+    int64_t rows = attn_chunk_of_rows(r->plan, r->plan->how.rank, c).rows, heads = queries(r, piece->heads);
     for (int64_t b = 0; b < l->batch; b++) {
-        float *theirs = all + (b * l->heads_q + piece * heads) * l->len_q + before_rows(r, c).rows,
+        float *theirs = all + (b * l->heads_q + queries(r, piece->head)) * l->len_q + before_rows(r, c).rows,
               *ours = chunk + b * heads * rows;
         size_t whole = (size_t)l->len_q * 4, part = (size_t)rows * 4;
         copy(r, back ? theirs : ours, back ? whole : part, back ? ours : theirs, back ? part : whole, part, heads,
@@ -243,10 +252,10 @@ static void copy_lse(run *r, int c, int64_t piece, float *all, float *chunk, boo
     }
 }
 
-static float *lse_at(const run *r, const size_t *of, int c, int64_t piece)
+static float *lse_at(const run *r, const size_t *of, int c, const attn_piece *piece)
 {
     int64_t rows = attn_chunk_of_rows(r->plan, r->plan->how.rank, c).rows;
-    return (float *)(void *)(r->room + of[c]) + piece * r->plan->whole.batch * r->own->heads_q * rows;
+    return (float *)(void *)(r->room + of[c]) + queries(r, piece->head) * r->plan->whole.batch * rows;
 }
 
 /* A chunk's gradients of slopes and sinks. */
@@ -256,21 +265,21 @@ static float *sums_at(const run *r, int c)
     return (float *)(void *)(r->room + r->own->sums) + c * (d->alibi_batch + 1) * d->heads_q;
 }
 
-/* The rows of chunk c with a piece of the heads. */
-static void compute(run *r, int c, int64_t piece)
+/* The rows of chunk c with a piece of the heads, when the piece's keys are there. */
+static void compute(run *r, int c, const attn_piece *piece, int slot)
 {
     const attn_parallel_plan *plan = r->plan;
     const attn_desc *l = &plan->local;
-    int lane = attn_parallel_lane(plan, piece, c);
-    const attn_lane_room *room = &r->own->room[lane];
+    const attn_lane *lane = &r->own->lane[attn_parallel_lane(plan, (int)(piece - r->own->piece), c)];
+    const attn_plan *of_heads = r->own->size[piece->size].run[c];
     CUstream stream = stream_of(r, lane);
     size_t size = (size_t)attn_dtype_size(l->dtype), out = (size_t)attn_dtype_size(attn_out_dtype(l));
-    int64_t head = piece * r->own->heads_q;
+    int64_t head = queries(r, piece->head);
     attn_chunk before = before_rows(r, c);
     attn_key_reach keys = attn_parallel_reach_of(plan, c);
     attn_args a = { .q = row_of(r->args->q, l->q_stride, size, 0, before, head),
-                    .k = key_at(r, keys_of(r, 0, piece), row_bytes(r, 0, size), 0, keys.begin),
-                    .v = key_at(r, keys_of(r, 1, piece), row_bytes(r, 1, size), 0, keys.begin),
+                    .k = key_at(r, keys_of(r, piece, 0), row_bytes(r, piece, 0, size), 0, keys.begin),
+                    .v = key_at(r, keys_of(r, piece, 1), row_bytes(r, piece, 1, size), 0, keys.begin),
                     .o = row_of(r->args->o, l->o_stride, out, 0, before, head),
                     .lse = lse_at(r, r->own->lse, c, piece) };
     if (l->flags & ATTN_ALIBI) a.alibi = r->args->alibi + head;
@@ -278,9 +287,9 @@ static void compute(run *r, int c, int64_t piece)
     if (l->direction == ATTN_BACKWARD) {
         int64_t slopes = plan->whole.alibi_batch * l->heads_q;
         a.grad_o = row_of(r->args->grad_o, l->grad_o_stride, out, 0, before, head);
-        a.grad_q = r->room + room->grad_q[c];
-        a.grad_k = key_at(r, grads_at(r, lane, c, 0), row_bytes(r, 0, 4), 0, keys.begin);
-        a.grad_v = key_at(r, grads_at(r, lane, c, 1), row_bytes(r, 1, 4), 0, keys.begin);
+        a.grad_q = r->room + lane->grad_q;
+        a.grad_k = key_at(r, grads_at(r, slot, c, 0), row_bytes(r, piece, 0, 4), 0, keys.begin);
+        a.grad_v = key_at(r, grads_at(r, slot, c, 1), row_bytes(r, piece, 1, 4), 0, keys.begin);
         if (l->flags & ATTN_ALIBI) a.grad_alibi = sums_at(r, c) + head;
         if (l->flags & ATTN_SINK) a.grad_sink = sums_at(r, c) + slopes + head;
         copy_lse(r, c, piece, r->args->lse, a.lse, false, stream);
@@ -290,75 +299,81 @@ static void compute(run *r, int c, int64_t piece)
             a.grad_lse = chunk;
         }
     }
-    if (!r->status) r->status = attn_run(plan->all[c], &a, r->room + room->scratch, stream);
+    follow(r, piece->ready, stream);
+    if (!r->status) r->status = attn_run(of_heads, &a, r->room + lane->scratch, stream);
     if (l->direction == ATTN_FORWARD && r->args->lse) copy_lse(r, c, piece, r->args->lse, a.lse, true, stream);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* After a chunk's run: its gradient of q, and zeros for keys of its last chunk that it was not run with. */
-static void finish_chunk(run *r, int c, int64_t piece)
+/* Zeros for keys of a chunk's last chunk of keys that it was not run with. */
+static void clear_rest(run *r, int c, const attn_piece *piece, int slot, CUstream stream)
+{
+    const attn_parallel_plan *plan = r->plan;
+    attn_key_reach keys = attn_parallel_reach_of(plan, c);
+    int64_t end = attn_clamp(keys.hi * plan->keys_per_chunk, plan->whole.len_kv);
+    for (int n = 0; n < 2 * (int)plan->whole.batch; n++) {
+        size_t row = row_bytes(r, piece, n % 2, 4);
+        clear(r, key_at(r, grads_at(r, slot, c, n % 2), row, n / 2, keys.end), (size_t)(end - keys.end) * row, stream);
+    }
+}
+
+/* After a chunk's run: its gradient of q. */
+static void finish_chunk(run *r, int c, const attn_piece *piece, const attn_lane *lane)
 {
     const attn_parallel_plan *plan = r->plan;
     const attn_desc *l = &plan->local;
-    int lane = attn_parallel_lane(plan, piece, c);
-    CUstream stream = stream_of(r, lane);
-    attn_key_reach keys = attn_parallel_reach_of(plan, c);
-    int64_t end = attn_clamp(keys.hi * plan->keys_per_chunk, plan->whole.len_kv);
-    int64_t floats = attn_chunk_of_rows(plan, plan->how.rank, c).rows * r->own->heads_q * l->dim_qk;
+    int64_t floats = attn_chunk_of_rows(plan, plan->how.rank, c).rows * queries(r, piece->heads) * l->dim_qk;
     for (int64_t b = 0; b < l->batch; b++) {
-        const void *part[1] = { (float *)(void *)(r->room + r->own->room[lane].grad_q[c]) + b * floats };
-        sum(r, r->own->to_grad_q[c], part,
+        const void *part[1] = { (float *)(void *)(r->room + lane->grad_q) + b * floats };
+        sum(r, r->own->size[piece->size].to_grad_q[c], part,
             row_of(r->args->grad_q, l->grad_q_stride, (size_t)attn_dtype_size(attn_grad_dtype(l)), b, before_rows(r, c),
-                   piece * r->own->heads_q),
-            stream);
-        for (int v = 0; v < 2; v++) {
-            size_t row = row_bytes(r, v, 4);
-            clear(r, key_at(r, grads_at(r, lane, c, v), row, b, keys.end), (size_t)(end - keys.end) * row, stream);
-        }
+                   queries(r, piece->head)),
+            stream_of(r, lane));
     }
 }
 
 /* The two chunks' gradients of keys that both see. */
-static void add_chunks(run *r, int lane)
+static void add_chunks(run *r, const attn_piece *piece, int slot)
 {
     attn_chunk both = attn_parallel_both(r->plan);
     for (int64_t n = 0; n < 2 * r->plan->whole.batch && both.rows; n++) {
         int v = (int)(n % 2);
-        size_t row = row_bytes(r, v, 4);
-        const void *parts[2] = { key_at(r, grads_at(r, lane, 1, v), row, n / 2, both.begin),
-                                 key_at(r, grads_at(r, lane, 0, v), row, n / 2, both.begin) };
-        sum(r, r->own->add[v], parts, (void *)(uintptr_t)parts[0], stream_of(r, lane));
+        size_t row = row_bytes(r, piece, v, 4);
+        const void *parts[2] = { key_at(r, grads_at(r, slot, 1, v), row, n / 2, both.begin),
+                                 key_at(r, grads_at(r, slot, 0, v), row, n / 2, both.begin) };
+        sum(r, r->own->size[piece->size].add[v], parts, (void *)(uintptr_t)parts[0], r->own->transfers);
     }
 }
 
 /* All ranks' gradients of this rank's keys, in the order of distance, as the caller has them. */
-static void finish_keys(run *r, int lane, int64_t piece)
+static void finish_keys(run *r, const attn_piece *piece, int slot)
 {
     const attn_parallel_plan *plan = r->plan;
     const attn_desc *l = &plan->local;
+    CUstream stream = r->own->transfers;
     int32_t ranks = plan->how.ranks, me = plan->how.rank;
     for (int n = 0; n < 2 * plan->chunks * (int)l->batch; n++) {
         int v = n % 2, k = n / 2 % plan->chunks;
         int64_t b = n / 2 / plan->chunks, keys = attn_chunk_of_keys(plan, me, k).rows;
-        size_t row = row_bytes(r, v, 4);
+        size_t row = row_bytes(r, piece, v, 4);
         const void *parts[ATTN_PARTS_MOST];
         int32_t count = 0;
         if (!keys) continue;
         if (attn_parallel_needs(plan, me, me, k))
-            parts[count++] = key_at(r, grads_of(r, lane, v, attn_parallel_number(plan, me, k)), row, b,
+            parts[count++] = key_at(r, grads_of(r, slot, v, attn_parallel_number(plan, me, k)), row, b,
                                     attn_chunk_of_keys(plan, me, k).begin);
         for (int32_t h = 1; h < ranks; h++)
             if (attn_parallel_needs(plan, (me - h + ranks) % ranks, me, k))
-                parts[count++] = received_at(r, lane, me, h, k, v, b);
+                parts[count++] = received_at(r, piece, me, h, k, v, b);
         if (!count) {
-            parts[0] = received_at(r, lane, me, 0, k, v, b);
-            clear(r, received_at(r, lane, me, 0, k, v, b), (size_t)keys * row, stream_of(r, lane));
+            parts[0] = received_at(r, piece, me, 0, k, v, b);
+            clear(r, received_at(r, piece, me, 0, k, v, b), (size_t)keys * row, stream);
         }
-        sum(r, r->own->to_grads[k][v], parts,
+        sum(r, r->own->size[piece->size].to_grads[k][v], parts,
             row_of(v ? r->args->grad_v : r->args->grad_k, v ? l->grad_v_stride : l->grad_k_stride,
-                   (size_t)attn_dtype_size(attn_grad_dtype(l)), b, before_keys(r, k), piece * r->own->heads_kv),
-            stream_of(r, lane));
+                   (size_t)attn_dtype_size(attn_grad_dtype(l)), b, before_keys(r, k), piece->head),
+            stream);
     }
 }
 
@@ -383,6 +398,30 @@ static void total(run *r)
              (size_t)d->heads_q * 4, 1, r->caller);
 }
 
+/* A piece's runs, the longest first; in the backward all that is done with their gradients. */
+static void run_piece(run *r, int number)
+{
+    const attn_parallel_plan *plan = r->plan;
+    const attn_parallel_device *own = r->own;
+    const attn_piece *piece = &own->piece[number];
+    int slot = attn_parallel_slot(plan, number);
+    bool backward = plan->whole.direction == ATTN_BACKWARD;
+    for (int c = plan->chunks - 1; c >= 0; c--) {
+        const attn_lane *lane = &own->lane[attn_parallel_lane(plan, number, c)];
+        CUstream stream = stream_of(r, lane);
+        if (!own->size[piece->size].run[c]) continue;
+        if (backward && number >= own->slots) follow(r, own->slot[slot].free, stream);
+        compute(r, c, piece, slot);
+        if (!backward) continue;
+        clear_rest(r, c, piece, slot, stream);
+        order(r, lane->done, stream, own->transfers);
+        finish_chunk(r, c, piece, lane);
+    }
+    if (!backward) return;
+    add_chunks(r, piece, slot), exchange_grads(r, piece, slot), finish_keys(r, piece, slot);
+    record(r, own->slot[slot].free, own->transfers);
+}
+
 attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_args *args, char *workspace,
                                      void *stream)
 {
@@ -390,29 +429,22 @@ attn_status attn_parallel_device_run(const attn_parallel_plan *plan, const attn_
     bool backward = plan->whole.direction == ATTN_BACKWARD;
     run r = { plan, own, args, workspace, workspace + own->window, stream, ATTN_OK };
     if (plan->engine.put) r.status = attn_parallel_device_window(plan, &r.window);
-    if (backward)
+    if (backward && plan->whole.flags & (ATTN_ALIBI | ATTN_SINK))
         clear(&r, sums_at(&r, 0),
               (size_t)(plan->chunks * (plan->whole.alibi_batch + 1) * plan->whole.heads_q) * sizeof(float), r.caller);
-    order(&r, own->fork, r.caller, own->transfers);
+    order(&r, own->fork, r.caller, own->copies);
+    follow(&r, own->fork, own->transfers);
     for (int i = 1; i < own->lanes; i++)
-        order(&r, own->fork, r.caller, stream_of(&r, i));
-    for (int64_t piece = 0; piece < own->pieces; piece++) /* before kernels: copies may need processors */
-        place_own(&r, piece);
+        follow(&r, own->fork, own->lane[i].stream);
+    for (int i = 0; i < own->pieces; i++) /* before kernels: copies may need processors */
+        place_own(&r, &own->piece[i]);
     open_window(&r);
-    for (int64_t piece = 0; piece < own->pieces; piece++)
-        gather(&r, piece);
-    for (int64_t piece = 0; piece < own->pieces; piece++) {
-        int lane = attn_parallel_lane(plan, piece, 0);
-        for (int c = plan->chunks - 1; c >= 0; c--) { /* the longest first */
-            if (!plan->all[c]) continue;
-            follow(&r, own->ready[piece], stream_of(&r, attn_parallel_lane(plan, piece, c)));
-            compute(&r, c, piece);
-            if (backward) finish_chunk(&r, c, piece);
-        }
-        if (backward) add_chunks(&r, lane), exchange_grads(&r, lane), finish_keys(&r, lane, piece);
-    }
+    for (int i = 0; i < own->pieces; i++)
+        gather(&r, &own->piece[i]);
+    for (int i = 0; i < own->pieces; i++)
+        run_piece(&r, i);
     for (int i = 1; i < own->lanes; i++)
-        order(&r, own->join, stream_of(&r, i), r.caller);
+        order(&r, own->join, own->lane[i].stream, r.caller);
     order(&r, own->join, own->transfers, r.caller);
     if (backward) total(&r);
     return r.status;

@@ -65,7 +65,7 @@ struct attn_parallel_plan {
     attn_merge_plan *add[ATTN_CHUNKS]; /* ring, forward: a part to the results so far */
     attn_parallel_room room;
     double sent_bytes, pairs, seconds;
-    attn_parallel_device *device; /* ATTN_CUDA: the rest (device.h); of the runs above it has `all`, of a piece */
+    attn_parallel_device *device; /* ATTN_CUDA: its runs, and the rest (device.h) */
 };
 
 static inline int64_t attn_clamp(int64_t x, int64_t most)

@@ -263,6 +263,7 @@ static size_t take(size_t *end, size_t bytes)
 static size_t scratch_of(const attn_parallel_plan *plan)
 {
     size_t most = 0;
+    if (plan->device) return attn_parallel_device_scratch(plan);
     for (int c = 0; c < plan->chunks; c++) {
         const attn_plan *runs[] = { plan->start[c], plan->pair[c][0], plan->pair[c][1], plan->all[c] };
         for (int i = 0; i < 4; i++) {
@@ -339,8 +340,9 @@ static attn_schedule choose(attn_parallel_plan *plan)
 /* A GPU has this schedule alone. */
 static attn_schedule gather(attn_parallel_plan *plan)
 {
-    snprintf(plan->why, sizeof plan->why, "on a GPU, in %" PRId64 " pieces of the KV heads",
-             attn_parallel_device_pieces(plan));
+    char pieces[ATTN_PIECES_TEXT];
+    attn_parallel_device_pieces(plan, pieces);
+    snprintf(plan->why, sizeof plan->why, "on a GPU, in %s", pieces);
     return ATTN_ALL_GATHER;
 }
 

@@ -62,21 +62,42 @@ static double sums_bytes(const attn_parallel_plan *plan, double received)
            (double)plan->local.len_kv * key * (4 + size) + received;
 }
 
-/* On a GPU: a run for each chunk and piece, at the clock of a long load, and sums. Beside them are all transfers but
- * those of a piece; their kernels, if they are kernels, take processors from the runs. */
-static double device_seconds(const attn_parallel_plan *plan, double moved, double grads)
+/* Of one piece: all its runs, at the clock of a long load. */
+static double runs_seconds(const attn_parallel_plan *plan, const attn_piece *piece, const attn_machine_info *machine)
 {
-    attn_machine_info machine;
-    double pieces = (double)attn_parallel_device_pieces(plan), transfer = moved / plan->how.link, runs = 0, sums = 0;
-    if (attn_machine_get_info(ATTN_CUDA, &machine)) return 0;
+    double seconds = 0;
     for (int c = 0; c < plan->chunks; c++) {
+        const attn_plan *run = plan->device->size[piece->size].run[c];
         attn_plan_info info;
-        if (plan->all[c] && !attn_plan_get_info(plan->all[c], &info)) runs += pieces * info.seconds;
+        if (run && !attn_plan_get_info(run, &info)) seconds += info.seconds;
     }
-    if (plan->whole.direction == ATTN_BACKWARD && machine.memory > 0) sums = sums_bytes(plan, grads) / machine.memory;
+    return seconds * machine->clock / machine->sustained;
+}
+
+/* On a GPU: pieces one after another, each when its keys are there; the gradients of keys of one after those of
+ * another, when they are computed; and sums. keys, grads: bytes of all pieces. What transfers take beside runs costs
+ * processors, if they are kernels. */
+static double device_seconds(const attn_parallel_plan *plan, double keys, double grads, double summed)
+{
+    const attn_parallel_device *own = plan->device;
+    attn_machine_info machine;
+    double all = (double)plan->whole.heads_kv * plan->how.link, runs = 0, here = 0, computed = 0, gone = 0, sums = 0;
+    if (attn_machine_get_info(ATTN_CUDA, &machine)) return 0;
+    for (int i = 0; i < own->pieces; i++) {
+        double heads = (double)own->piece[i].heads, seconds = runs_seconds(plan, &own->piece[i], &machine);
+        here += heads * keys / all, runs += seconds;
+        computed = (computed > here ? computed : here) + seconds;
+        gone = (gone > computed ? gone : computed) + heads * grads / all;
+    }
+    if (plan->whole.direction == ATTN_BACKWARD && machine.memory > 0) sums = sums_bytes(plan, summed) / machine.memory;
     bool kernels = !plan->engine.put && machine.link_beside > 1;
-    double hidden = transfer * (1 - 1 / pieces), taken = kernels ? hidden * (1 - 1 / machine.link_beside) : 0;
-    return runs * machine.clock / machine.sustained + sums + transfer / pieces + taken;
+    double hidden = (keys + grads) / plan->how.link - (gone - runs);
+    return gone + sums + (kernels && hidden > 0 ? hidden * (1 - 1 / machine.link_beside) : 0);
+}
+
+static double larger(const double of[2])
+{
+    return of[0] > of[1] ? of[0] : of[1];
 }
 
 double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule schedule, int32_t rank, double *sent_bytes,
@@ -84,7 +105,7 @@ double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule sched
 {
     int32_t ranks = plan->how.ranks;
     bool backward = plan->whole.direction == ATTN_BACKWARD, ring = schedule == ATTN_RING;
-    double received_keys = 0, received_grads = 0; /* on a GPU */
+    double keys[2] = { 0, 0 }, grads[2] = { 0, 0 }; /* on a GPU: sent, received */
     double rate = rate_of(plan, schedule), seconds = 0, link = plan->how.link, threads = plan->whole.threads;
     *sent_bytes = *pairs = 0;
     for (int32_t h = 0; h < ranks; h++) {
@@ -96,16 +117,14 @@ double attn_parallel_predict(const attn_parallel_plan *plan, attn_schedule sched
         if (ring && !backward) compute += now.merged * merge_value_seconds / threads;
         if (ring) seconds += compute > bytes / link ? compute : bytes / link;
         if (!ring) seconds += compute;
-        if (h > 0) received_keys += (double)now.keys;
-        if (h > 0 && backward) received_grads += (double)step_of(plan, (rank + h) % ranks, rank).grads;
-        if ((ring || plan->device) && h > 0)
-            *sent_bytes += (double)step_of(plan, (rank + h) % ranks, rank).keys + backward * (double)now.grads;
+        if (!h) continue;
+        step theirs = step_of(plan, (rank + h) % ranks, rank);
+        keys[0] += (double)theirs.keys, keys[1] += (double)now.keys;
+        grads[0] += backward * (double)now.grads, grads[1] += backward * (double)theirs.grads;
     }
+    *sent_bytes = keys[0] + grads[0];
     if (ring) return seconds;
-    if (plan->device) {
-        double received = received_keys + received_grads;
-        return device_seconds(plan, received > *sent_bytes ? received : *sent_bytes, received_grads);
-    }
+    if (plan->device) return device_seconds(plan, larger(keys), larger(grads), grads[1]);
     *sent_bytes = (double)(ranks - 1) * (double)(plan->block.bytes + (backward ? plan->gradient.bytes : 0));
     return seconds + *sent_bytes / link;
 }

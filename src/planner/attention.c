@@ -107,7 +107,7 @@ int attn_mask_edges(const attn_desc *d)
 {
     bool window = d->flags & ATTN_WINDOW, chunk = d->flags & ATTN_CHUNK;
     bool right = d->flags & ATTN_CAUSAL || (window && d->window_right >= 0) || chunk;
-    bool left = (window && d->window_left >= 0) || chunk;
+    bool left = (window && d->window_left >= 0 && d->window_left < d->len_kv - 1) || chunk;
     bool holes = d->visible_share > 0 && d->flags & ATTN_MASK_TABLES;
     return (right && left) || holes ? 2 : 1;
 }

@@ -30,10 +30,6 @@ struct CUfunc_st {
     bool loaded;
 };
 
-struct CUevent_st {
-    int unused;
-};
-
 _Noreturn void fake_die(const char *format, ...)
 {
     va_list values;
@@ -427,13 +423,13 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream)
 {
     CALLED;
-    if (capturing(stream)) fake_die("a copy in a graph");
     if (c->srcMemoryType != CU_MEMORYTYPE_DEVICE || c->dstMemoryType != CU_MEMORYTYPE_DEVICE || c->srcXInBytes ||
         c->srcY || c->dstXInBytes || c->dstY || c->srcPitch < c->WidthInBytes || c->dstPitch < c->WidthInBytes)
         return INVALID_VALUE;
-    for (size_t row = 0; row < c->Height; row++)
-        memcpy((char *)(uintptr_t)c->dstDevice + row * c->dstPitch,
-               (const char *)(uintptr_t)c->srcDevice + row * c->srcPitch, c->WidthInBytes);
+    if (capturing(stream))
+        fake_capture_copy(c, stream);
+    else
+        fake_copy(c);
     return 0;
 }
 
@@ -523,8 +519,9 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     CALLED;
-    (void)stream, (void)flags;
-    return event ? 0 : INVALID_VALUE;
+    (void)flags;
+    if (!event) return INVALID_VALUE;
+    return event->captured ? fake_capture_wait(stream, event) : 0;
 }
 
 CUresult cuStreamSynchronize(CUstream stream)
@@ -551,7 +548,8 @@ CUresult cuEventCreate(CUevent *event, unsigned flags)
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     CALLED;
-    (void)event, (void)stream;
+    event->captured = capturing(stream) ? stream->captured : NULL;
+    if (event->captured) event->waits = stream->waits;
     return 0;
 }
 

@@ -46,6 +46,12 @@ struct CUstream_st {
     CUcontext context;
     CUgraph captured; /* NULL: its work is done at once */
     waits waits;      /* of what is captured next */
+    CUstream joined;  /* the one that joined the capture before it */
+};
+
+struct CUevent_st {
+    CUgraph captured; /* NULL: it is there at once */
+    waits waits;
 };
 
 static inline bool capturing(CUstream stream)
@@ -53,7 +59,13 @@ static inline bool capturing(CUstream stream)
     return stream && stream->captured;
 }
 
-/* A launch as a node of what its stream captures. */
+/* A launch, or a copy, as a node of what its stream captures. */
 void fake_capture_launch(const char *symbol, const CUlaunchConfig *config, const void *params);
+void fake_capture_copy(const CUDA_MEMCPY2D *copy, CUstream stream);
+
+void fake_copy(const CUDA_MEMCPY2D *copy);
+
+/* A stream waits for a captured event: it joins the capture. */
+CUresult fake_capture_wait(CUstream stream, CUevent event);
 
 #endif

@@ -486,10 +486,9 @@ size_t fake_params_size(const char *symbol, const void *params)
 {
     const attn_cuda_kernel *k = kernel_of(symbol);
     const attn_sm90_params *p = params;
-    size_t around = fake_around_params_size(symbol);
-    if (around) return around;
+    size_t around = fake_around_params_size(symbol), backward = fake_backward_params_size(symbol, k);
+    if (around || backward) return around ? around : backward;
     if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0) return sizeof(attn_cuda_unwidened_params);
-    if (strncmp(symbol, "attn_sm90_backward_", 19) == 0) fake_die("%s in a graph", symbol);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
     if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_scaled_params);
     fake_map q;

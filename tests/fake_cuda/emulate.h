@@ -43,9 +43,11 @@ void fake_compute(const char *symbol, const attn_desc *desc, const attn_args *ar
 /* The dtype that a symbol ends with. */
 attn_dtype fake_dtype_of(const char *symbol);
 
-/* Whether the kernel is one of the backward's, and then done. kernel: the line that it is, or NULL. */
+/* Whether the kernel is one of the backward's, and then done; bytes of its parameters, and of all others 0. kernel: the
+ * line that it is, or NULL. */
 bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *kernel, const CUlaunchConfig *config,
                           const void *params);
+size_t fake_backward_params_size(const char *symbol, const attn_cuda_kernel *kernel);
 
 /* Whether the kernel is one that summarises, copies or merges, and then done; bytes of its parameters, and of all
  * others 0. */

@@ -497,6 +497,17 @@ static void total(const CUlaunchConfig *config, const attn_sm90_total_params *p)
     }
 }
 
+size_t fake_backward_params_size(const char *symbol, const attn_cuda_kernel *k)
+{
+    const char *name = symbol + 19;
+    if (strncmp(symbol, "attn_sm90_backward_", 19) != 0) return 0;
+    if (k && k->form == ATTN_CUDA_BACKWARD && k->needs & ATTN_BIAS) return sizeof(attn_sm90_backward_bias_params);
+    if (strncmp(name, "fallback_", 9) == 0) return sizeof(attn_cuda_backward_params);
+    if (strncmp(name, "postprocess_", 12) == 0) return sizeof(attn_sm90_postprocess_params);
+    if (strncmp(name, "merge_", 6) == 0) return sizeof(attn_sm90_merge_params);
+    return strcmp(name, "total") == 0 ? sizeof(attn_sm90_total_params) : sizeof(attn_sm90_backward_params);
+}
+
 bool fake_launch_backward(const char *symbol, const attn_cuda_kernel *k, const CUlaunchConfig *config,
                           const void *params)
 {

@@ -9,18 +9,20 @@
 typedef struct node {
     waits waits;
     bool done;
-    char symbol[64]; /* "": count numbers of `size` bytes, from `at`; or count bytes, from `from` */
+    char symbol[64]; /* "": count numbers of `size` bytes, from `at`; or count bytes, from `from`; or copy */
     CUlaunchConfig config;
     CUlaunchAttribute attribute;
     void *params;
     CUdeviceptr at, from;
     size_t count, size;
     unsigned value;
+    CUDA_MEMCPY2D copy; /* if it has rows */
 } node;
 
 struct CUgraph_st {
     node *nodes;
     int count;
+    CUstream joined; /* the last one that joined the capture */
 };
 
 struct CUgraphExec_st {
@@ -47,8 +49,38 @@ void fake_capture_launch(const char *symbol, const CUlaunchConfig *config, const
     n->params = memcpy(aligned_alloc(64, (size + 63) / 64 * 64), params, size);
 }
 
+void fake_capture_copy(const CUDA_MEMCPY2D *copy, CUstream stream)
+{
+    node_new(stream)->copy = *copy;
+}
+
+void fake_copy(const CUDA_MEMCPY2D *c)
+{
+    for (size_t row = 0; row < c->Height; row++)
+        memcpy((char *)(uintptr_t)c->dstDevice + row * c->dstPitch,
+               (const char *)(uintptr_t)c->srcDevice + row * c->srcPitch, c->WidthInBytes);
+}
+
+CUresult fake_capture_wait(CUstream stream, CUevent event)
+{
+    if (!stream || (stream->captured && stream->captured != event->captured)) return INVALID_VALUE;
+    if (!stream->captured) {
+        stream->captured = event->captured, stream->waits.count = 0;
+        stream->joined = event->captured->joined, event->captured->joined = stream;
+    }
+    for (size_t i = 0; i < event->waits.count; i++) {
+        size_t k = 0;
+        while (k < stream->waits.count && stream->waits.of[k] != event->waits.of[i])
+            k++;
+        if (k == WAITS_MOST) return INVALID_VALUE;
+        if (k == stream->waits.count) stream->waits.of[stream->waits.count++] = event->waits.of[i];
+    }
+    return 0;
+}
+
 static void set_memory(const node *n)
 {
+    fake_copy(&n->copy);
     bool bytes = !n->from && n->size == 1;
     if (bytes && !n->value && n->count >= FLUSH) return;
     if (n->from) memcpy((void *)(uintptr_t)n->at, (void *)(uintptr_t)n->from, n->count);
@@ -126,11 +158,31 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *node
     return 0;
 }
 
+/* Whether what the stream does next would come after all nodes: other streams' work has been waited for. */
+static bool is_last(CUstream stream)
+{
+    CUgraph graph = stream->captured;
+    for (int i = 0; i < graph->count; i++)
+        graph->nodes[i].done = false;
+    for (size_t k = 0; k < stream->waits.count; k++)
+        graph->nodes[(uintptr_t)stream->waits.of[k] - 1].done = true;
+    for (int i = graph->count; i-- > 0;) { /* a node waits for those before it alone */
+        const node *n = &graph->nodes[i];
+        if (!n->done) return false;
+        for (size_t k = 0; k < n->waits.count; k++)
+            graph->nodes[(uintptr_t)n->waits.of[k] - 1].done = true;
+    }
+    return true;
+}
+
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
     CALLED;
+    if (stream->captured && !is_last(stream)) fake_die("a capture ends before other streams' work is waited for");
     *graph = stream->captured;
     stream->captured = NULL;
+    for (CUstream s = *graph ? (*graph)->joined : NULL; s; s = s->joined)
+        s->captured = NULL;
     return *graph ? 0 : INVALID_VALUE;
 }
 

@@ -13,6 +13,7 @@
 #include "gpu.h"
 #include "num/half.h"
 #include "problem/desc.h"
+#include "problem/scales.h"
 
 /* What a problem's values are. */
 typedef enum bytes_data {
@@ -21,6 +22,7 @@ typedef enum bytes_data {
     MEAN_ONE, /* v about 1 */
     UNIFORM,  /* q is 0: all weights are alike; v about 1 */
     NEEDLE,   /* one key with nearly all weight, v about 1 */
+    SPOILT,   /* normal, but a scale of a block or a channel is NaN */
     RISING,   /* from tile to tile greater scores, by more than a tile's maximum may exceed the row's */
     DATA
 } bytes_data;
@@ -45,8 +47,12 @@ static void fill(bytes_problem *p, unsigned char *at, int64_t count, float mean,
         at[i] = attn_float_to_e4m3(mean + deviation * check_normal(&p->state));
 }
 
-static float *scales_of(bytes_problem *p, int64_t count, bool signs)
+/* As many as strides tell apart. */
+static float *scales_of(bytes_problem *p, const int64_t extent[4], const int64_t stride[4], bool signs)
 {
+    int64_t count = 1;
+    for (int i = 0; i < 4; i++)
+        count += (extent[i] - 1) * stride[i];
     float *at = room(4 * count, 0);
     for (int64_t i = 0; i < count; i++) {
         at[i] = 0.5f + (float)check_below(&p->state, 1024) / 1024;
@@ -54,6 +60,21 @@ static float *scales_of(bytes_problem *p, int64_t count, bool signs)
         if (signs && check_below(&p->state, 8) == 0) at[i] = 0;
     }
     return at;
+}
+
+/* Some scale of those that tell blocks or channels apart is NaN: rows that do not see its block have none of it. */
+static void spoil(bytes_problem *p)
+{
+    const attn_desc *d = &p->desc;
+    const attn_args *a = &p->args;
+    int64_t b = check_below(&p->state, d->batch), h = check_below(&p->state, d->heads_q);
+    int count = 0;
+    const float *at[3];
+    if (d->q_scale_rows) at[count++] = a->q_scale + attn_q_scale_at(d, b, h, check_below(&p->state, d->len_q));
+    if (d->k_scale_rows) at[count++] = a->k_scale + attn_k_scale_at(d, a, b, h, check_below(&p->state, d->len_kv));
+    if (d->v_scale_stride[3])
+        at[count++] = a->v_scale + attn_v_scale_at(d, a, b, h, 0, check_below(&p->state, d->dim_v));
+    if (count) *(float *)(uintptr_t)at[check_below(&p->state, count)] = NAN;
 }
 
 static int *lengths_of(bytes_problem *p, int64_t most, int64_t total, bool starts)
@@ -120,11 +141,14 @@ static void make(bytes_problem *p)
         a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
     if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
     if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
-    bool signs = p->data == NORMAL;
-    if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, d->batch * d->heads_q, signs);
+    bool signs = p->data == NORMAL, needle = p->data == NEEDLE || p->data == RISING;
+    int64_t group = d->heads_q / d->heads_kv;
+    attn_shape scales = attn_scale_shape_of(d);
+    if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, scales.q, d->q_scale_stride, signs);
     if (d->flags & ATTN_SCALES_KV)
-        a->k_scale = scales_of(p, d->batch * d->heads_kv, signs),
-        a->v_scale = scales_of(p, d->batch * d->heads_kv, signs);
+        a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs || needle),
+        a->v_scale = scales_of(p, scales.v, d->v_scale_stride, signs);
+    if (p->data == SPOILT) spoil(p);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
@@ -133,14 +157,15 @@ static void make(bytes_problem *p)
             for (int64_t j = spoilt && !(d->flags & ATTN_VARLEN) ? s.len_kv : d->len_kv; j < d->len_kv; j++)
                 for (int64_t c = 0; c < d->dim_v; c++)
                     v[at_of(d->v_stride, s.plane, j, h) + c] = 0x7f;
-        if (p->data != NEEDLE && p->data != RISING) continue;
+        if (!needle) continue;
         for (int64_t h = 0; h < d->heads_q; h++)
             for (int64_t i = 0; i < s.len_q; i++)
                 q[at_of(d->q_stride, s.plane, s.q + i, h)] = attn_float_to_e4m3(p->data == NEEDLE ? 16 : 32);
         for (int64_t h = 0; h < d->heads_kv; h++)
             for (int64_t j = 0; j < s.len_kv; j++) { /* last keys come first */
                 float first = p->data == NEEDLE ? (j == s.len_kv / 3 ? 12 : 0) : (float)(-j / 16 % 400);
-                k[at_of(d->k_stride, s.plane, s.kv + j, h)] = attn_float_to_e4m3(first);
+                bool negative = a->k_scale && a->k_scale[attn_k_scale_at(d, a, b, h * group, j)] < 0;
+                k[at_of(d->k_stride, s.plane, s.kv + j, h)] = attn_float_to_e4m3(negative ? -first : first);
             }
     }
 }
@@ -153,11 +178,6 @@ static bool sees(const attn_desc *d, const span *s, int64_t i, int64_t j)
     if (d->flags & ATTN_CAUSAL && j > t) return false;
     if (!(d->flags & ATTN_WINDOW)) return true;
     return (d->window_left < 0 || j >= t - d->window_left) && (d->window_right < 0 || j <= t + d->window_right);
-}
-
-static double scale_at(const float *scale, const int64_t stride[4], int64_t b, int64_t h)
-{
-    return scale ? (double)scale[b * stride[0] + h * stride[2]] : 1;
 }
 
 /* All codes: quicker than one by one. */
@@ -183,10 +203,12 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     const attn_desc *d = &p->desc;
     const attn_args *a = &p->args;
     const unsigned char *q = a->q, *k = a->k, *v = a->v;
-    int64_t kv = h / (d->heads_q / d->heads_kv), of_q = d->q_scale_heads == d->heads_kv ? kv : h;
-    double unit = (double)d->scale * scale_at(a->q_scale, d->q_scale_stride, b, of_q) *
-                  scale_at(a->k_scale, d->k_scale_stride, b, kv),
-           value = scale_at(a->v_scale, d->v_scale_stride, b, kv), max = -INFINITY, sum = 0;
+    int64_t kv = h / (d->heads_q / d->heads_kv);
+    double of_row = (double)d->scale * (a->q_scale ? (double)a->q_scale[attn_q_scale_at(d, b, h, i)] : 1);
+    double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
+    for (int64_t c = 0; c < d->dim_v; c++)
+        value[c] = a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1,
+        known[c] = isnan(value[c]) ? 0 : value[c];
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
     double most[ATTN_DIM_MOST];                                      /* of a column's products P v */
@@ -196,10 +218,11 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         double dot = 0;
         for (int64_t c = 0; c < d->dim_qk; c++)
             dot += product[c] = decoded(q[c]) * decoded(key[c]);
+        double unit = of_row * (a->k_scale ? (double)a->k_scale[attn_k_scale_at(d, a, b, h, j)] : 1);
         dot *= unit, cut[j] = fabs(unit) * check_e4m3_rounding(product, d->dim_qk);
         if (d->flags & ATTN_SOFTCAP) dot = (double)d->softcap * tanh(dot / (double)d->softcap);
         score[j] = sees(d, s, i, j) ? dot : -INFINITY;
-        max = fmax(max, score[j]);
+        max = isnan(max) || isnan(score[j]) ? NAN : fmax(max, score[j]);
     }
     for (int64_t c = 0; c < d->dim_v; c++)
         exact[c] = rounded[c] = first[c] = second[c] = most[c] = 0;
@@ -220,7 +243,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     }
     for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
         double o = exact[c] / sum;
-        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * value * value / (sum * sum);
+        to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * known[c] * known[c] / (sum * sum);
         first[c] = second[c] = 0;
     }
     for (int64_t j = 0; j < s->len_kv; j++) { /* products of P and v are cut towards zero: less biased if v has signs */
@@ -232,9 +255,9 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         }
     }
     for (int64_t c = 0; c < d->dim_v; c++) {
-        double lost = (fabs(first[c]) + sqrt(second[c])) * value / sum;
+        double lost = (fabs(first[c]) + sqrt(second[c])) * known[c] / sum;
         to->o_cut += lost * lost;
-        exact[c] *= value / sum, rounded[c] *= value / sum;
+        exact[c] *= value[c] / sum, rounded[c] *= value[c] / sum;
     }
     to->lse += log(sum), to->lse_cut /= sum;
 }
@@ -242,7 +265,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
 typedef struct error {
     double got, floor, rounding, size, cut; /* sums of squares */
     double lse;
-    int64_t rows, values, nan;
+    int64_t rows, values, nan; /* NaN where none belongs, or none where one does */
 } error;
 
 /* cuts: the kernel multiplies E4M3 by tensor cores. */
@@ -262,13 +285,21 @@ static error compare(const bytes_problem *p, bool cuts)
                 int64_t o = at_of(d->o_stride, s.plane, s.q + i, h), rows = attn_shape_of(d).q[1];
                 double got = (double)p->args.lse[(s.plane * d->heads_q + h) * rows + s.q + i];
                 double allowed = 2e-5 * fmax(1, fabs(is.lse)) + (cuts ? is.lse_cut : 0);
+                e.rows++;
+                if (isnan(is.lse)) { /* a NaN among the scales */
+                    for (int64_t c = 0; c < d->dim_v; c++)
+                        e.nan += !isnan(attn_load_scalar(out, p->args.o, o + c));
+                    if (!isnan(got)) e.lse = INFINITY;
+                    continue;
+                }
                 double off =
                     isinf(is.lse) || isinf(got) ? (is.lse == got ? 0 : INFINITY) : fabs(got - is.lse) / allowed;
                 if (!(off <= e.lse)) e.lse = off;
                 e.cut += cuts ? is.o_cut : 0;
                 for (int64_t c = 0; c < d->dim_v; c++) {
                     double x = (double)attn_load_scalar(out, p->args.o, o + c), one;
-                    if (isnan(x)) e.nan++;
+                    if (isnan(x) != isnan(is.exact[c])) e.nan++;
+                    if (isnan(is.exact[c])) continue;
                     unsigned char stored[4];
                     attn_store_scalar(out, stored, 0, (float)is.exact[c]);
                     one = (double)attn_load_scalar(out, stored, 0);
@@ -277,7 +308,6 @@ static error compare(const bytes_problem *p, bool cuts)
                     e.rounding += (one - is.exact[c]) * (one - is.exact[c]), e.size += is.exact[c] * is.exact[c];
                     e.values++;
                 }
-                e.rows++;
             }
     }
     free(score), free(cut);
@@ -295,6 +325,11 @@ static void end(bytes_problem *p)
         free((void *)(uintptr_t)all[i]);
 }
 
+static int64_t dim_v_of(const attn_cuda_kernel *k)
+{
+    return attn_cuda_is_variant(k) ? k->dim_v : 96;
+}
+
 static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data, uint64_t seed, bool say)
 {
     bytes_problem p = { .data = data, .state = seed * 7919 + 1 };
@@ -302,7 +337,7 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
     device_run run;
     desc.dtype = ATTN_E4M3, desc.device = ATTN_CUDA, desc.kernel = k->name;
     if (!desc.dim_qk) desc.dim_qk = attn_cuda_is_variant(k) ? k->dim : 80;
-    if (!desc.dim_v) desc.dim_v = attn_cuda_is_variant(k) ? k->dim_v : 96;
+    if (!desc.dim_v) desc.dim_v = dim_v_of(k);
     if (k->needs & ATTN_SOFTCAP) desc.flags |= ATTN_SOFTCAP, desc.softcap = 5;
     attn_status status = attn_desc_resolve(&p.desc, &desc, sizeof desc);
     if (!status) make(&p), status = device_begin(&run, &desc, &p.args, 0);
@@ -346,6 +381,37 @@ static int64_t pick(uint64_t *state, int64_t least, int64_t most)
     return least + check_below(state, most - least + 1);
 }
 
+/* Scales of so many blocks, heads and channels (0: one for all), in an order of heads and blocks. Some of sequences,
+ * blocks and heads may have the same. */
+static void lay_out_scales(uint64_t *s, int64_t blocks, int64_t heads, int64_t channels, int64_t stride[4])
+{
+    int64_t step = channels > 0 ? channels : 1, extent[] = { 0, blocks, heads };
+    int inner = pick(s, 0, 1) ? 2 : 1;
+    int order[] = { inner, 3 - inner, 0 };
+    stride[3] = channels > 0;
+    for (int i = 0; i < 3; i++) {
+        bool one = extent[order[i]] == 1 || pick(s, 0, 4) == 0;
+        stride[order[i]] = one ? 0 : step;
+        if (!one) step *= extent[order[i]];
+    }
+}
+
+/* Scales of blocks of 64 or 128 rows, and of channels; without are those of sequences and heads. */
+static void draw_block_scales(uint64_t *s, attn_desc *d)
+{
+    static const int64_t rows[] = { 0, 64, 128 };
+    if (d->flags & ATTN_SCALES_Q) {
+        d->q_scale_rows = rows[pick(s, 0, 2)];
+        lay_out_scales(s, d->q_scale_rows ? attn_ceil_div(d->len_q, d->q_scale_rows) : 1, d->q_scale_heads, 0,
+                       d->q_scale_stride);
+    }
+    if (!(d->flags & ATTN_SCALES_KV)) return;
+    d->k_scale_rows = rows[pick(s, 0, 2)];
+    lay_out_scales(s, d->k_scale_rows ? attn_ceil_div(d->len_kv, d->k_scale_rows) : 1, d->heads_kv, 0,
+                   d->k_scale_stride);
+    lay_out_scales(s, 1, d->heads_kv, pick(s, 0, 1) ? d->dim_v : 0, d->v_scale_stride);
+}
+
 static void check_random(const attn_cuda_kernel *k, uint64_t seed)
 {
     static const attn_dtype outs[] = { 0, 0, ATTN_BF16, ATTN_F16, ATTN_F32 };
@@ -374,6 +440,13 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     }
     if (d.flags & ATTN_SCALES_KV && pick(&s, 0, 2))
         d.k_scale_stride[0] = d.v_scale_stride[0] = d.heads_kv, d.k_scale_stride[2] = d.v_scale_stride[2] = 1;
+    if (k->block_scales && !(d.flags & (ATTN_SCALES_Q | ATTN_SCALES_KV)))
+        d.flags |= pick(&s, 0, 1) ? ATTN_SCALES_Q : ATTN_SCALES_KV;
+    if (!d.dim_v) d.dim_v = dim_v_of(k);
+    if (d.flags & ATTN_SCALES_Q && !d.q_scale_heads) d.q_scale_heads = d.heads_q;
+    if (k->block_scales || (!attn_cuda_is_variant(k) && pick(&s, 0, 1))) draw_block_scales(&s, &d);
+    while (k->block_scales && !d.q_scale_rows && !d.k_scale_rows && !d.v_scale_stride[3])
+        draw_block_scales(&s, &d);
     int64_t keys = d.flags & ATTN_VARLEN && d.total_kv < d.len_kv ? d.total_kv : d.len_kv;
     if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0) d.strategy = keys > k->kv_tile ? "split-kv=2" : "split-kv=1";
     check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
@@ -383,8 +456,23 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large)
 {
     for (int i = 0; i < cases; i++)
         check_random(k, (uint64_t)i);
+    if (k->block_scales) {
+        /* Rows that see no key have nothing of a channel that is NaN. */
+        attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 100, .len_kv = 40 };
+        d.flags = ATTN_CAUSAL | ATTN_SCALES_KV, d.v_scale_stride[3] = 1;
+        check_one(k, d, SPOILT, 5, false);
+        /* A row's max is in a block whose scale is negative, or is not. */
+        d.flags = ATTN_SCALES_KV, d.v_scale_stride[3] = 0, d.len_kv = 1000;
+        d.k_scale_rows = 64, d.k_scale_stride[1] = 1;
+        for (uint64_t seed = 0; seed < 8; seed++)
+            check_one(k, d, NEEDLE, seed, false);
+    }
     for (int data = 0; data < DATA && large; data++) {
         attn_desc d = { .batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 2048, .len_kv = 2048, .out_dtype = ATTN_F32 };
+        if (k->block_scales) {
+            d.flags = ATTN_SCALES_KV, d.k_scale_rows = 64;
+            d.k_scale_stride[1] = d.v_scale_stride[3] = 1;
+        }
         check_one(k, d, (bytes_data)data, 3, true);
         d.len_q = 64, d.len_kv = 131072;
         check_one(k, d, (bytes_data)data, 4, true);

@@ -2,7 +2,8 @@
 
 PARALLEL = "src/parallel/"
 LAYOUT, RUN, PLAN, GROUP = PARALLEL + "layout.c", PARALLEL + "run.c", PARALLEL + "plan.c", PARALLEL + "group.c"
-AGREE = PARALLEL + "agree.c"
+AGREE, DEVICE, DEVICE_RUN = PARALLEL + "agree.c", PARALLEL + "device.c", PARALLEL + "device_run.c"
+PREDICT = PARALLEL + "predict.c"
 
 MUTANTS = [
     (LAYOUT, "2 * (int64_t)plan->how.ranks - 1 - rank : rank;", "2 * (int64_t)plan->how.ranks - 2 - rank : rank;",
@@ -30,6 +31,20 @@ MUTANTS = [
     (PLAN, "return large || ring < all ? ATTN_RING", "return ring < all ? ATTN_RING", "ranks: memory has no limit", "parallel"),
     (AGREE, "if (all[r].same != all[0].same)", "if (all[r].same != all[r].same)", "ranks: each computes a problem of its own", "parallel"),
     (AGREE, "if (status) return status; /* with", "if (status) return ATTN_OK; /* with", "ranks: what one refuses is run", "parallel"),
+    (DEVICE, "even < 2 * least ? even : 2 * least", "even < least ? even : least", "ranks: the last piece has no time to hide others",
+     "cuda_parallel"),
+    (DEVICE, "int s = i / plan->chunks, c", "int s = 0, c", "ranks: all pieces have the room of one", "cuda_parallel"),
+    (DEVICE_RUN, "a.alibi = r->args->alibi + head;", "a.alibi = r->args->alibi;", "ranks: all pieces have the first one's slopes",
+     "cuda_parallel"),
+    (DEVICE_RUN, "(float *)(void *)(r->room + of[c]) + queries(r, piece->head)", "(float *)(void *)(r->room + of[c]) + queries(r, piece->heads)",
+     "ranks: LSEs of two pieces are in one place", "cuda_parallel"),
+    (DEVICE_RUN, "follow(r, piece->ready, stream);", "", "ranks: a piece is computed before its keys are there", "cuda_parallel"),
+    (DEVICE_RUN, "if (backward && number >= own->slots) follow(r, own->slot[slot].free, stream);", "",
+     "ranks: a piece's gradients are written where others are still read", "cuda_parallel"),
+    (DEVICE_RUN, "order(r, lane->done, stream, own->transfers);", "", "ranks: gradients leave before they are computed",
+     "cuda_parallel"),
+    (PREDICT, "(computed > here ? computed : here) + seconds", "computed + seconds", "ranks: the first piece's keys are there at once",
+     "cuda_parallel"),
     (GROUP, "if (good && ++group->inside == group->ranks)", "if (good && ++group->inside >= group->ranks - 1)",
      "threads: a rank is not waited for", "parallel"),
 ]

@@ -183,6 +183,7 @@ typedef struct attn_sm90_repack_params {
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
 #define ATTN_SM90_PIECE 64          /* keys of a box of K or V, in variants of block lists alone */
+#define ATTN_SM90_SCALE_ROWS 64     /* rows, or keys, of the smallest block that has a scale in BLOCK_SCALES variants */
 
 /* Rows of a sequence's first Q tile, whole warpgroups of 64: so many that the others are whole, but for the last
  * one's last warpgroup. */

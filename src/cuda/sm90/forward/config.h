@@ -58,8 +58,9 @@ struct config {
     /* Tiles that bits alone cut have iterations of their own, which hide pairs before scores are changed. */
     static constexpr bool cuts_apart = bits && ATTN_SCORE == PLAIN;
 
-    /* E4M3: elements have scales; V is transposed (transpose.h); each PV has an accumulator of its own (promoted.h). */
-    static constexpr bool one_byte = dtype == E4M3;
+    /* E4M3: elements have scales, also of blocks; V is transposed (transpose.h); each PV has an accumulator of its own
+     * (promoted.h). */
+    static constexpr bool one_byte = dtype == E4M3, block_scales = ATTN_SCORE & BLOCK_SCALES;
 
     /* E4M3: S, O and PV of a tile by itself take all that registers hold: the producer warpgroup leaves what it can. */
     static constexpr bool two_outputs = one_byte && dim_v == 128;

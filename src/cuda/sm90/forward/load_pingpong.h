@@ -47,6 +47,8 @@ struct pingpong_loads : kv_source {
         if constexpr (config::walks) {
             if (keys.row >= 0) tell_tile(p, s, w, info);
         }
+        if constexpr (config::block_scales)
+            if (keys.row >= 0) tell_scales(p, s, w, info->key0, k);
         load_tensor<config::k_tile>(p, s, &p->k_map, K, 0, &k, keys);
         if constexpr (config::bias) {
             if (keys.row >= 0) bias.load(p, s, &b);

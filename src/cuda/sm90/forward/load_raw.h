@@ -1,4 +1,5 @@
-/* E4M3: the producer's side of V that is to be transposed. Of the source a template, since pages are none of it. */
+/* E4M3: the producer's side of V that is to be transposed, and of scales of keys. Of the source a template, since pages
+ * are none of it. */
 #ifndef ATTN_CUDA_SM90_FORWARD_LOAD_RAW_H
 #define ATTN_CUDA_SM90_FORWARD_LOAD_RAW_H
 
@@ -25,6 +26,16 @@ DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *sour
         }
         advance(at, RAW_STAGES);
     }
+}
+
+/* The scales of keys of the KV tile at key0, in the next stage of K. They come from memory while that is waited for. */
+DEVICE void tell_scales(const attn_sm90_params *p, const shared *s, const work_item *w, int key0, pipeline_state at)
+{
+    bool tells = threadIdx.x % 32 == 0;
+    tile_scales scales;
+    if (tells) scales = key_scales_of(p, w, key0);
+    wait_empty(BARRIER(s, kv[K].empty[at.index]), at.phase);
+    if (tells) s->store->stage_scales::get()[at.index] = scales;
 }
 
 /* No more V will come. */

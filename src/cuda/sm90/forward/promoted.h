@@ -23,7 +23,9 @@
  * These products take longer than the exponentials, and two warpgroups in step would have both at once: so turns.
  *
  * softmax.row_max is the maximum of the tile that set it, minus 8, in log2 units: P, row sums, O and LSE are relative
- * to it. A later tile whose maximum is greater by more than HEADROOM renews it. */
+ * to it. A later tile whose maximum is greater by more than HEADROOM renews it.
+ *
+ * BLOCK_SCALES: each part of a tile's keys has a factor of its own; maxima are of scores times these. */
 #ifndef ATTN_CUDA_SM90_FORWARD_PROMOTED_H
 #define ATTN_CUDA_SM90_FORWARD_PROMOTED_H
 
@@ -38,7 +40,8 @@
  * other. */
 enum { EARLY = config::s_buffers == 2 };
 
-enum { P_BITS = 8, SCORES = config::keys / 2 /* of a thread */ };
+/* SCORES: of a thread; PART: those of them that have the same factor. */
+enum { P_BITS = 8, SCORES = config::keys / 2, PARTS = SCALE_PARTS, PART = SCORES / PARTS };
 
 /* Columns of PV at a time, where it is sliced, and how many times. */
 enum { SLICE = 64, SLICES = config::dim_v / SLICE };
@@ -54,6 +57,13 @@ template <class tile, int count> struct rows_of_tile : tile {
     static constexpr int rows = count;
 };
 
+static_assert(!config::block_scales || (PARTS > 1 && config::keys % ATTN_SM90_SCALE_ROWS == 0), "parts of a tile");
+
+/* What scores, as change_and_mask leaves them, are multiplied by to be in log2 units. */
+struct score_scale {
+    float part[PARTS];
+};
+
 /* What P of a tile is relative to. */
 struct tile_max {
     bool some[2]; /* the row sees a key of it */
@@ -64,15 +74,27 @@ struct tile_max {
 struct promoted_fragments {
     float s[SCORES], o[config::dim_v / 2] = {}, tile[config::sliced ? 1 : config::dim_v / 2] = {};
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float factor[2]; /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
-    tile_max max;    /* of the tile in S */
-    float sum[4];    /* of its P */
+    float factor[2];   /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
+    tile_max max;      /* of the tile in S */
+    float sum[4];      /* of its P */
+    score_scale scale; /* BLOCK_SCALES: of the tile in S */
 };
 
-/* What scores, as change_and_mask leaves them, are multiplied by to be in log2 units. */
-DEVICE float tile_scale(const attn_sm90_params *p, const consumer *c)
+DEVICE score_scale scale_of_tile(const attn_sm90_params *p, const consumer *c, const promoted_fragments *f)
 {
-    return (config::softcap ? p->score.softcap : c->special.unit) * LOG2_E;
+    if constexpr (config::block_scales) return f->scale;
+    return { { (config::softcap ? p->score.softcap : c->special.unit) * LOG2_E } };
+}
+
+/* A maximum of a part in a unit that all parts share, and that unit. */
+DEVICE float in_one_unit(float x, const score_scale *scale, int part)
+{
+    return config::block_scales ? x * scale->part[part] : x;
+}
+
+DEVICE float unit_of_max(const score_scale *scale)
+{
+    return config::block_scales ? 1 : scale->part[0];
 }
 
 DEVICE int quad_max_of_bits(int x)
@@ -81,22 +103,67 @@ DEVICE int quad_max_of_bits(int x)
     return max(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Floats that are not negative are ordered as their bits. Of each row the greatest bits so far and of a half of the
- * scores, three at a time: the maximum, if it has no sign. */
-DEVICE void find_greatest_bits(const float *s, int greatest[2])
+/* Floats that are not negative are ordered as their bits. Of each row the greatest bits so far and of `count` scores,
+ * three at a time: the maximum, if it has no sign. */
+DEVICE void find_greatest_of(const float *s, int count, int greatest[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int top[2] = { greatest[r], __float_as_int(s[2 * r + 1]) };
         top[0] = max(top[0], __float_as_int(s[2 * r]));
 #pragma unroll
-        for (int i = 4; i + 4 < SCORES / 2; i += 8)
+        for (int i = 4; i + 4 < count; i += 8)
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 top[j] = __vimax3_s32(top[j], __float_as_int(s[i + 2 * r + j]), __float_as_int(s[i + 4 + 2 * r + j]));
-        greatest[r] = __vimax3_s32(max(top[0], top[1]), __float_as_int(s[SCORES / 2 - 4 + 2 * r]),
-                                   __float_as_int(s[SCORES / 2 - 3 + 2 * r]));
+        greatest[r] = __vimax3_s32(max(top[0], top[1]), __float_as_int(s[count - 4 + 2 * r]),
+                                   __float_as_int(s[count - 3 + 2 * r]));
     }
+}
+
+/* The same of each part, of a half of the scores. */
+DEVICE void find_greatest_bits(const float *s, int half, int greatest[PARTS][2])
+{
+    constexpr int count = SCORES / 2;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        int from = max(half * count, i * PART), to = min((half + 1) * count, (i + 1) * PART);
+        if (from < to) find_greatest_of(s + from, to - from, greatest[i]);
+    }
+}
+
+DEVICE void forget_greatest(int greatest[PARTS][2])
+{
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        greatest[i][0] = greatest[i][1] = 0x80000000;
+}
+
+/* The greatest products of a tile make its greatest scores: all factors are positive numbers. */
+DEVICE bool keeps_order(const score_scale *scale)
+{
+    bool positive = true;
+#pragma unroll
+    for (int i = 0; config::block_scales && i < PARTS; i++)
+        positive = positive && scale->part[i] > 0;
+    return positive;
+}
+
+DEVICE void find_all_greatest_bits(const float *s, int greatest[PARTS][2])
+{
+    forget_greatest(greatest);
+    find_greatest_bits(s, 0, greatest);
+    find_greatest_bits(s, 1, greatest);
+}
+
+/* Of a row, of parts that keep their order: the maximum, if it has no sign. */
+DEVICE int greatest_of_parts(const int greatest[PARTS][2], int r, const score_scale *scale)
+{
+    int top = __float_as_int(in_one_unit(__int_as_float(greatest[0][r]), scale, 0));
+#pragma unroll
+    for (int i = 1; i < PARTS; i++)
+        top = max(top, __float_as_int(in_one_unit(__int_as_float(greatest[i][r]), scale, i)));
+    return top;
 }
 
 /* What P of a tile whose row has this maximum is relative to; true: the row's max is renewed. */
@@ -108,15 +175,19 @@ DEVICE bool choose_offset(const softmax *m, int r, float greatest, float scale, 
 }
 
 /* Rows whose maximum is negative, or which have a new row max: O and row sums so far are multiplied. */
-DEVICE void find_rare_max(promoted_fragments *f, softmax *m, float scale, tile_max *tile)
+DEVICE void find_rare_max(promoted_fragments *f, softmax *m, const score_scale *scale, tile_max *tile)
 {
-    float top[4] = { f->s[0], f->s[1], f->s[2], f->s[3] }, alpha[2];
+    float top[4], alpha[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        top[i] = in_one_unit(f->s[i], scale, 0);
 #pragma unroll
     for (int i = 4; i < SCORES; i++)
-        top[i % 4] = fmaxf(top[i % 4], f->s[i]);
+        top[i % 4] = fmaxf(top[i % 4], in_one_unit(f->s[i], scale, i / PART));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        bool renews = choose_offset(m, r, quad_max(fmaxf(top[2 * r], top[2 * r + 1])), scale, tile);
+        float greatest = quad_max(fmaxf(top[2 * r], top[2 * r + 1]));
+        bool renews = choose_offset(m, r, greatest, unit_of_max(scale), tile);
         alpha[r] = renews ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
         m->row_sum[r] *= alpha[r], f->factor[r] *= alpha[r];
         m->row_max[r] = renews ? tile->offset[r] : m->row_max[r];
@@ -125,13 +196,14 @@ DEVICE void find_rare_max(promoted_fragments *f, softmax *m, float scale, tile_m
 }
 
 /* The scores' maximum of each row, from the greatest bits of the thread's. */
-DEVICE void find_tile_max(promoted_fragments *f, softmax *m, float scale, const int bits[2], tile_max *tile)
+DEVICE void find_tile_max(promoted_fragments *f, softmax *m, const score_scale *scale, const int bits[PARTS][2],
+                          tile_max *tile)
 {
-    bool rare = false;
+    bool rare = !keeps_order(scale);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int greatest = quad_max_of_bits(bits[r]);
-        bool renews = choose_offset(m, r, __int_as_float(greatest), scale, tile);
+        int greatest = quad_max_of_bits(greatest_of_parts(bits, r, scale));
+        bool renews = choose_offset(m, r, __int_as_float(greatest), unit_of_max(scale), tile);
         rare = rare || renews || greatest < 0;
     }
     if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);
@@ -141,11 +213,11 @@ DEVICE void find_tile_max(promoted_fragments *f, softmax *m, float scale, const 
 }
 
 /* Scores `from` to `to` of a thread become P in place. */
-DEVICE void exponentiate_some(promoted_fragments *f, float scale, int from, int to)
+DEVICE void exponentiate_some(promoted_fragments *f, const score_scale *scale, int from, int to)
 {
 #pragma unroll
     for (int i = from; i < to; i++) {
-        f->s[i] = exp2_approx(fmaf(f->s[i], scale, -f->max.offset[i / 2 % 2]));
+        f->s[i] = exp2_approx(fmaf(f->s[i], scale->part[i / PART], -f->max.offset[i / 2 % 2]));
         f->sum[i % 4] += f->s[i];
     }
 }
@@ -210,6 +282,52 @@ DEVICE void promote(promoted_fragments *f)
         f->o[i] = fmaf(f->tile[i], f->factor[i / 2 % 2], f->o[i]);
 }
 
+/* ---- scales of blocks and channels -------------------------------------------------------------- */
+
+/* What products of the tile in S are multiplied by to be scores. */
+DEVICE score_scale scale_of_keys(const shared *s, const consumer *c)
+{
+    const tile_scales *keys = s->store->stage_scales::get() + c->kv.index;
+    float unit = info_of(s, c)->scale_members::get()->factor[c->warpgroup];
+    score_scale scale;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        scale.part[i] = unit * keys->part[i];
+    return scale;
+}
+
+/* Before a mask hides some of S, products become scores: -inf times a factor that is no positive number would be NaN or
+ * inf. */
+DEVICE void scale_products(promoted_fragments *f)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES; i++)
+        f->s[i] *= f->scale.part[i / PART];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        f->scale.part[i] = LOG2_E;
+}
+
+DEVICE void scale_to_log2(promoted_fragments *f)
+{
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        f->scale.part[i] *= LOG2_E;
+}
+
+/* O, divided by the row sum and times the scales of its channels; rows that see no key have none. */
+DEVICE void scale_channels(const attn_sm90_params *p, const work_item *w, float *o, row_results *results)
+{
+    float scale[config::dim_v / 4];
+    load_channel_scales(p, w, scale);
+#pragma unroll
+    for (int i = 0; i < config::dim_v / 2; i++) {
+        float factor = results->row[i / 2 % 2].factor;
+        o[i] *= factor == 0 ? 0 : factor * scale[i / 4 * 2 + i % 2];
+    }
+    results->row[0].factor = results->row[1].factor = 1;
+}
+
 /* ---- what PINGPONG asks ------------------------------------------------------------------------- */
 
 /* Changes the sign of the warpgroup's rows of Q, where they lie. */
@@ -232,7 +350,7 @@ DEVICE void negate_q(const shared *s, const consumer *c)
  * then the greatest score is that of the greatest product. */
 DEVICE void begin_item(const shared *s, consumer *c, promoted_fragments *f)
 {
-    float unit = next_info(s, c)->scale_members::get()->score;
+    float unit = config::block_scales ? 1 : next_info(s, c)->scale_members::get()->factor[OF_SCORES];
     if (unlikely(unit < 0)) negate_q(s, c);
     load_fragment<config::dtype, config::q_tile::width>(f->q, q_address(s, c), config::q_tile::panel_bytes,
                                                         config::held);
@@ -244,28 +362,32 @@ template <int pending>
 DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked,
                           bool first)
 {
-    int greatest[2];
+    int greatest[PARTS][2];
     wgmma_wait(pending + 1); /* for the first half of S */
     pin_floats(f->s + FIRST_HALF * SCORES / 2, SCORES / 2);
-    greatest[0] = greatest[1] = 0x80000000;
-    find_greatest_bits(f->s + FIRST_HALF * SCORES / 2, greatest);
-    pin_words((u32 *)greatest, 2);
+    if (config::block_scales) f->scale = scale_of_keys(s, c); /* beside maxima: before, it would hold up products */
+    forget_greatest(greatest);
+    find_greatest_bits(f->s, FIRST_HALF, greatest);
+    pin_words((u32 *)greatest, (PARTS + 1) / 2 * 2);
     wgmma_wait(pending);
     pin_floats(f->s + !FIRST_HALF * SCORES / 2, SCORES / 2);
     release_stage(s, K, c->kv.index);
-    find_greatest_bits(f->s + !FIRST_HALF * SCORES / 2, greatest);
-    if (masked)
+    find_greatest_bits(f->s, !FIRST_HALF, greatest);
+    if (masked) {
+        if (config::block_scales) scale_products(f);
         change_and_mask(p, s, c, f->s, first);
-    else
+        if (config::block_scales) find_all_greatest_bits(f->s, greatest); /* here: else S is copied, and spilled */
+    } else {
         change_special(p, &c->special, f->s, c->key0), count_scored(s, c);
-    if (masked || config::softcap) {
-        greatest[0] = greatest[1] = 0x80000000;
-        find_greatest_bits(f->s, greatest);
-        find_greatest_bits(f->s + SCORES / 2, greatest);
+        if (config::block_scales) scale_to_log2(f);
     }
-    find_tile_max(f, &c->m, tile_scale(p, c), greatest, &f->max);
+    if ((masked && !config::block_scales) || config::softcap) {
+        find_all_greatest_bits(f->s, greatest);
+    }
+    score_scale scale = scale_of_tile(p, c, f);
+    find_tile_max(f, &c->m, &scale, greatest, &f->max);
     f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
-    if (!config::sliced) exponentiate_some(f, tile_scale(p, c), 0, SCORES / 4);
+    if (!config::sliced) exponentiate_some(f, &scale, 0, SCORES / 4);
 }
 
 /* The rest of P, a half of the keys at a time. Then the next tile's QK and the tile's PV are under way. */
@@ -273,18 +395,18 @@ template <bool last>
 DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
     pipeline_state next = c->kv;
-    float scale = tile_scale(p, c);
+    score_scale scale = scale_of_tile(p, c, f);
     advance(&next, config::stages);
     if (!last) wait_full(s, K, next);
     wait_full(s, V, c->kv);
     promote(f);
-    exponentiate_some(f, scale, SCORES / 4, SCORES / 2);
+    exponentiate_some(f, &scale, SCORES / 4, SCORES / 2);
     pack_some(f, 0, config::keys / 64);
     if (EARLY && !last) {
         wgmma_fence();
         issue_half_qk(s, c, f, next.index, 0);
     }
-    exponentiate_some(f, scale, SCORES / 2, SCORES);
+    exponentiate_some(f, &scale, SCORES / 2, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, config::keys / 64, config::keys / 32);
     f->factor[0] = f->max.factor[0], f->factor[1] = f->max.factor[1];
@@ -325,7 +447,8 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
 {
     pipeline_state next = c->kv;
     advance(&next, config::stages);
-    exponentiate_some(f, tile_scale(p, c), 0, SCORES);
+    score_scale scale = scale_of_tile(p, c, f);
+    exponentiate_some(f, &scale, 0, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, 0, config::keys / 32);
     pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
@@ -402,14 +525,15 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, pr
     else
         end_softmax<true>(p, s, c, f);
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
-    float value = info_of(s, c)->scale_members::get()->value;
+    float value = info_of(s, c)->scale_members::get()->factor[OF_VALUES];
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        if (results.row[r].factor != 0) results.row[r].factor *= value;
+        if (!config::block_scales && results.row[r].factor != 0) results.row[r].factor *= value;
     if constexpr (!config::sliced) {
         wait_for_tile_pv(s, f, c->kv.index);
         promote(f);
     }
+    if (config::block_scales) scale_channels(p, &info_of(s, c)->w, f->o, &results);
     advance(&c->kv, config::stages);
     finish_rows(p, s, c, f->o, &results);
 }

@@ -16,7 +16,7 @@ struct score_special {
     float slope[2], start[2];   /* ALIBI: of its two rows, in units of scores: per key; from the row to its first key */
     u32 rows, plane, threshold; /* DROPOUT: Philox' counters, of rows and of the head; the threshold in every byte */
     dropout_seed seed;
-    float unit; /* E4M3: item_scales.score */
+    float unit; /* E4M3: item_scales.factor[OF_SCORES] */
     u32 bias;   /* BIAS: shared address of what the thread reads first of the tile whose S is in hand */
 };
 

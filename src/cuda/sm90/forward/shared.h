@@ -83,7 +83,7 @@ enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong
 using order_ring = members<copy_orders, config::paged>;
 using transpose_members = members<transpose_ring, config::one_byte>;
 
-struct storage : order_ring, transpose_members {
+struct storage : order_ring, transpose_members, stage_scales {
     pipeline<config::q_parts> q;
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];

@@ -9,6 +9,12 @@ static bool scales_differ(const attn_desc *d)
     return d->flags & ATTN_SCALES_Q && d->q_scale_heads != d->heads_kv && d->q_scale_stride[2];
 }
 
+/* Rows of a sequence have scales of their own, by blocks: rows that are packed, of several heads, have one. */
+static bool blocks_differ(const attn_desc *d)
+{
+    return d->flags & ATTN_SCALES_Q && d->q_scale_rows && d->q_scale_stride[1] && d->len_q > d->q_scale_rows;
+}
+
 /* A tile of the bias has the rows and heads of a Q tile, or one row for all: heads or rows that share it are no tile of
  * it. */
 static bool packs_bias(const attn_desc *d)
@@ -25,7 +31,7 @@ static bool tells_lists(const attn_desc *d, const attn_cuda_kernel *k)
 
 int64_t attn_sm90_rows_of(const attn_desc *d, const attn_cuda_kernel *k, int64_t pack)
 {
-    if (pack > 1 && (d->flags & ATTN_DROPOUT || scales_differ(d))) return 0;
+    if (pack > 1 && (d->flags & ATTN_DROPOUT || scales_differ(d) || blocks_differ(d))) return 0;
     if (pack > 1 && attn_sm90_maps_bias(k) && !packs_bias(d)) return 0;
     if (pack > 1 && tells_lists(d, k)) return 0;
     if (pack > k->q_tile || (k->q_tile % pack && d->len_q * pack > k->q_tile)) return 0;
@@ -86,6 +92,7 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
         if (group == 1) return "pack-gqa: each KV head has one query head";
         if (d->flags & ATTN_DROPOUT) return "pack-gqa: dropout's blocks of rows are of one head";
         if (scales_differ(d)) return "pack-gqa: the query heads of a KV head have scales of their own";
+        if (blocks_differ(d)) return "pack-gqa: blocks of query rows have scales of their own";
         if (attn_sm90_maps_bias(p->kernel) && !packs_bias(d))
             return "pack-gqa: query heads, or rows, share the bias of this kernel's tiles";
         if (tells_lists(d, p->kernel)) return "pack-gqa: this kernel takes block lists of one head";

@@ -34,6 +34,7 @@ enum {
     ATTN_SM90_SOFTCAP_DROPOUT = ATTN_SOFTCAP | ATTN_DROPOUT,
     ATTN_SM90_ALIBI_DROPOUT = ATTN_ALIBI | ATTN_DROPOUT,
     ATTN_SM90_BIAS_DROPOUT = ATTN_BIAS | ATTN_DROPOUT,
+    ATTN_SM90_BLOCK_SCALES = ATTN_SCALES_Q | ATTN_SCALES_KV, /* of blocks or channels: attn_cuda_bytes_obstacle */
     ATTN_SM90_ALL = ATTN_SM90_GENERAL | ATTN_SM90_SCORE_MOD,
     ATTN_SM90_EVERY = ATTN_SM90_ALL | ATTN_CUDA_CACHES
 };
@@ -80,8 +81,12 @@ enum {
     ATTN_SM90_NEEDS_GENERAL = 0
 };
 
+/* A row's score is BLOCK_SCALES. */
+#define ATTN_SM90_HAS_BLOCK_SCALES(score_) ((unsigned)ATTN_SM90_##score_ == ATTN_SM90_BLOCK_SCALES)
+
 /* By its score: what it always changes. */
-#define ATTN_SM90_ALWAYS(score_) (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_##score_)
+#define ATTN_SM90_ALWAYS(score_) \
+    (ATTN_SM90_##score_ & (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_SCORE_MOD))
 
 /* A row's mask is SPANS. */
 #define ATTN_SM90_HAS_SPANS(mask_) ((unsigned)ATTN_SM90_##mask_ == ATTN_SM90_SPANS)
@@ -153,6 +158,7 @@ enum {
         .kv_dtypes = 1u << ATTN_##dtype_ | (ATTN_SM90_HAS_SPANS(mask_) ? 0 : ATTN_SM90_WIDENS_##dtype_), .dim = dim_, \
         .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,        \
         .paged = ATTN_SM90_##kv_ != 0, .spans = ATTN_SM90_HAS_SPANS(mask_),                                           \
+        .block_scales = ATTN_SM90_HAS_BLOCK_SCALES(score_),                                                           \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_) &          \
                     ~ATTN_SM90_LACKS(mask_, score_),                                                                  \
         .needs = ATTN_SM90_NEEDS(mask_, score_),                                                                      \
