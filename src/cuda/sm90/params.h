@@ -5,7 +5,7 @@
  *
  *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params, or of paged keys
  *   attn_sm90_cached_params, of E4M3 attn_sm90_scaled_params, of a bias attn_sm90_bias_params; grid schedule.grid,
- *   block 128 (rows / 64 + 1), shared memory ATTN_SM90_SMEM(...).
+ *   block ATTN_SM90_FORWARD_THREADS(...), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.
@@ -37,7 +37,8 @@
 
 /* A CUtensorMap. Element type of dtype, rank 4, 128-byte swizzle, no interleave, out-of-bounds zeros, 256-byte L2
  * promotion; strides of extents that are 1 may be any multiple of 16 bytes. Where a box is 64 columns wide here, it is
- * 128 columns for elements of one byte; for variants whose dim is 64 it is 64 of them, with a 64-byte swizzle.
+ * 128 columns for elements of one byte; for variants whose dim is no multiple of 128 it is 64 of them, with a 64-byte
+ * swizzle.
  *   q  extents (dim_qk, heads_q, len_q, batch), box (64, pack, rows / pack, 1); of SPANS variants without PackGQA
  *      (64, 1, ATTN_SM90_WARPGROUP_ROWS, 1)
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1), keys: of BLOCKS variants ATTN_SM90_PIECE;
@@ -175,6 +176,11 @@ typedef struct attn_sm90_repack_params {
     attn_sm90_copy of[3];
 } attn_sm90_repack_params;
 
+/* Warpgroups of a forward variant: one loads; of one-byte elements with more than 128 dims one transposes. */
+#define ATTN_SM90_TRANSPOSES(bytes, dim_v) ((bytes) == 1 && (dim_v) > 128)
+#define ATTN_SM90_FORWARD_THREADS(bytes, dim_v, rows) \
+    (128 * ((rows) / ATTN_SM90_WARPGROUP_ROWS + 1 + ATTN_SM90_TRANSPOSES(bytes, dim_v)))
+
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
 #define ATTN_SM90_PIECE 64          /* keys of a box of K or V, in variants of block lists alone */
 #define ATTN_SM90_SCALE_ROWS 64     /* rows, or keys, of the smallest block that has a scale in BLOCK_SCALES variants */
@@ -189,14 +195,18 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
-#define ATTN_SM90_RAW_STAGES 2 /* of V as it comes, where it is transposed from there into the stages: E4M3 */
-#define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : 128) /* of a panel's row, in bytes */
+/* Of a panel's row, in bytes; of bytes so many that the last panel is full. */
+#define ATTN_SM90_WIDTH(dim, bytes) ((dim) * (bytes) < 128 ? (dim) * (bytes) : (bytes) == 1 && (dim) % 128 ? 64 : 128)
 #define ATTN_SM90_ROW(dim, bytes) \
     (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * ATTN_SM90_WIDTH(dim, bytes))
+/* E4M3: panels of V as it comes, from where it is transposed into the stages: of two tiles, or where there is no room
+ * for them of one. */
+#define ATTN_SM90_RAW_STAGES(dim_v) ((dim_v) > 128 ? ATTN_SM90_ROW(dim_v, 1) / ATTN_SM90_WIDTH(dim_v, 1) : 2)
+#define ATTN_SM90_RAW_BYTES(keys, dim_v) (ATTN_SM90_RAW_STAGES(dim_v) * (keys)*ATTN_SM90_WIDTH(dim_v, 1))
 #define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)             \
     ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                 \
      (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) + \
-     ((bytes) == 1 ? ATTN_SM90_RAW_STAGES : 0) * (keys)*ATTN_SM90_ROW(dim_v, bytes))
+     ((bytes) == 1 ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
 #define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                                 \
     ((ATTN_SM90_SMEM_MOST - 2048 - (intervals)-ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / \

@@ -22,6 +22,9 @@ struct config {
     static constexpr int bytes = element<dtype>::bytes; /* of an element */
     static constexpr int step = element<dtype>::step;   /* columns, or keys, that an instruction sums over */
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
+    static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
+    static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
+    static constexpr int threads = ATTN_SM90_FORWARD_THREADS(bytes, dim_v, rows);
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
 
@@ -59,15 +62,20 @@ struct config {
      * (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3, block_scales = ATTN_SCORE & BLOCK_SCALES;
 
-    static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
-    static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
-
     /* E4M3: S, O and PV of a tile by itself take all that registers hold: the producer warpgroup leaves what it can. */
     static constexpr bool two_outputs = one_byte && dim_v == 128;
 
+    /* E4M3: PV has no registers beside S and O: it comes in slices of columns, in those of S. A warpgroup of its own
+     * transposes V: two warps would take longer than the products. */
+    static constexpr bool sliced = ATTN_SM90_TRANSPOSES(bytes, dim_v);
+
+    /* Ping-pong warpgroups wait for turns to issue products. */
+    static constexpr bool turns = pingpong && (!one_byte || sliced);
+
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
-    static constexpr int held = one_byte ? (two_outputs ? 0 : dim) : pingpong && dim_v == 128 ? held_of_128 : 0;
+    static constexpr int held_of_bytes = dim_v == 192 ? 96 : dim_v > 64 ? 0 : dim;
+    static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
     static constexpr bool reads_stage = bias || walks;
@@ -79,11 +87,11 @@ struct config {
                                               : walks       ? 224
                                               : two_outputs ? 240
                                                             : 232;
-    static constexpr int producer_registers = rows == 256   ? (spans ? 32 : 24)
-                                              : walks       ? 56
-                                              : rows == 192 ? 32
-                                              : two_outputs ? 24
-                                                            : 40;
+    static constexpr int producer_registers = rows == 256             ? (spans ? 32 : 24)
+                                              : walks                 ? 56
+                                              : rows == 192           ? 32
+                                              : two_outputs || sliced ? 24
+                                                                      : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */

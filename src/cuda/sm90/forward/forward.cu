@@ -1,6 +1,6 @@
 /* The forward kernel: persistent CTAs of one producer warpgroup, of which one warp schedules, one loads and two may
- * copy for it, and of consumer warpgroups of 64 rows each, which keep S, P and O in registers. One variant: config.h.
- */
+ * copy for it, of consumer warpgroups of 64 rows each, which keep S, P and O in registers, and it may be of a last one
+ * that transposes V. One variant: config.h. */
 #include "common/gpu.h"
 #include "sm90/common/ptx.h"
 #include "sm90/forward/config.h"
@@ -14,7 +14,7 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/transpose.h"
 
-extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
+extern "C" __global__ void __launch_bounds__(config::threads, 1)
     PASTE(attn_sm90_, ATTN_NAME)(const __grid_constant__ kv_source::params params)
 {
     const attn_sm90_params *p = (const attn_sm90_params *)&params;
@@ -28,7 +28,10 @@ extern "C" __global__ void __launch_bounds__(128 * (config::consumers + 1), 1)
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
         if constexpr (config::paged) copy_ordered_keys(p, &s, warp);
-        if constexpr (config::one_byte) transpose_values(&s, warp);
+        if constexpr (config::one_byte && !config::sliced) transpose_values(&s, warp - 2);
+    } else if (config::sliced && threadIdx.x >= config::threads - 128) {
+        REGISTERS_DROP(config::producer_registers);
+        transpose_values(&s, uniform(threadIdx.x / 32) % 4);
     } else {
         REGISTERS_TAKE(config::consumer_registers);
         if constexpr (config::gathers)

@@ -13,15 +13,19 @@ DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *sour
 {
     using tile = config::loaded_v_tile;
     transpose_ring *ring = s->store->transpose_members::get();
-    u32 full = raw_full(ring, at->index);
     if (from.row < 0) return;
-    wait_empty(raw_empty(ring, at->index), at->phase);
-    if (threadIdx.x % 32 == 0) {
-        ring->valid[at->index] = from.valid;
-        source->expect(p, full, tile::bytes);
-        source->template copy<tile>(p, s, &p->v_map, s->raw + at->index * tile::bytes, full, true, from);
+#pragma unroll 1
+    for (int i = 0; i < tile::panels; i++) {
+        u32 full = raw_full(ring, at->index);
+        wait_empty(raw_empty(ring, at->index), at->phase);
+        if (threadIdx.x % 32 == 0) {
+            ring->valid[at->index] = from.valid;
+            source->expect(p, full, tile::panel_bytes);
+            tma_load(s->raw + at->index * tile::panel_bytes, &p->v_map, full, i * tile::panel_columns, from.head,
+                     from.row, p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
+        }
+        advance(at, RAW_STAGES);
     }
-    advance(at, ATTN_SM90_RAW_STAGES);
 }
 
 /* The scales of keys of the KV tile at key0, in the next stage of K. They come from memory while that is waited for. */

@@ -194,10 +194,10 @@ template <class registers> DEVICE void attend(const attn_sm90_params *p, const s
 DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
 {
     consumer c = { {}, (int)threadIdx.x / 128 - 1 };
-    if (c.warpgroup == 1 && !config::one_byte) pass_turn(&c);
+    if (c.warpgroup == 1 && config::turns) pass_turn(&c);
     while (next_pingpong_item(p, s, &c))
         attend<choice<config::one_byte, promoted_fragments, fragments>::type>(p, s, &c);
-    if (c.warpgroup == 0 && !config::one_byte) wait_turn(&c);
+    if (c.warpgroup == 0 && config::turns) wait_turn(&c);
 }
 
 #endif

@@ -13,6 +13,15 @@
  * clocks. Nobody waits for a turn: the products of a tile take less time than its exponentials, and warpgroups that run
  * as they can were faster than in turns, at either end.
  *
+ * Where dim_v is above 128, O leaves no registers for PV of a tile. Then PV comes in slices of 64 columns, which take
+ * turns at the halves of S, dead once P is packed; and nothing of it is left when the next S begins:
+ *
+ *     exponentials of t, pack P -> wait K(t+1), V(t), turn -> issue slices 0, 1 of PV(t)
+ *     -> wait for a slice, promote it, in its place issue the next but one, or after the last of these QK(t+1)
+ *     -> pass turn, release V -> wait for half of S, its max, then for the other -> release K -> mask -> tile max
+ *
+ * These products take longer than the exponentials, and two warpgroups in step would have both at once: so turns.
+ *
  * softmax.row_max is the maximum of the tile that set it, minus 8, in log2 units: P, row sums, O and LSE are relative
  * to it. A later tile whose maximum is greater by more than HEADROOM renews it.
  *
@@ -34,7 +43,19 @@ enum { EARLY = config::s_buffers == 2 };
 /* SCORES: of a thread; PART: those of them that have the same factor. */
 enum { P_BITS = 8, SCORES = config::keys / 2, PARTS = SCALE_PARTS, PART = SCORES / PARTS };
 
+/* Columns of PV at a time, where it is sliced, and how many times. */
+enum { SLICE = 64, SLICES = config::dim_v / SLICE };
+
+/* Which half of S is computed first: the one that a slice leaves first. */
+enum { FIRST_HALF = config::sliced ? SLICES % 2 : 0 };
+static_assert(!config::sliced || EARLY, "halves of S are what slices are in");
+
 static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
+
+/* `count` neighbouring rows of a tile. */
+template <class tile, int count> struct rows_of_tile : tile {
+    static constexpr int rows = count;
+};
 
 static_assert(!config::block_scales || (PARTS > 1 && config::keys % ATTN_SM90_SCALE_ROWS == 0), "parts of a tile");
 
@@ -51,7 +72,7 @@ struct tile_max {
 
 /* What a warpgroup has in registers. */
 struct promoted_fragments {
-    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::dim_v / 2] = {};
+    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::sliced ? 1 : config::dim_v / 2] = {};
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
     float factor[2];   /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
     tile_max max;      /* of the tile in S */
@@ -208,12 +229,12 @@ DEVICE void add_tile_sums(softmax *m, const float sum[4], const tile_max *tile)
         m->row_sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], tile->factor[r], m->row_sum[r]);
 }
 
-/* P of a half of the keys becomes wgmma's operand: of 32 keys four words, each of a thread's columns of 16
- * (transpose.h). */
-DEVICE void pack_half(promoted_fragments *f, int half)
+/* P becomes wgmma's operand, of 32 keys at a time, from those numbered `from` to before `to`: four words, each of a
+ * thread's columns of 16 (transpose.h). */
+DEVICE void pack_some(promoted_fragments *f, int from, int to)
 {
 #pragma unroll
-    for (int i = half * config::keys / 64; i < (half + 1) * config::keys / 64; i++)
+    for (int i = from; i < to; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float *x = f->s + 16 * i + j / 2 * 8 + j % 2 * 2;
@@ -225,12 +246,12 @@ DEVICE void pack_half(promoted_fragments *f, int half)
 DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, int stage, int half)
 {
     constexpr int keys = config::one_byte ? config::keys / 2 : config::keys; /* kernels of 16 bits compile this, too */
-    using tile = shared_tile<config::dtype, keys, config::dim, K_MAJOR, config::k_tile::width>;
-    u32 q = q_address(s, c), k = k_address(s, stage) + half * tile::bytes;
+    using tile = rows_of_tile<config::k_tile, keys>;
+    u32 q = q_address(s, c), k = k_address(s, stage) + half * keys * tile::width;
     float *score = f->s + half * SCORES / 2;
 #pragma unroll
     for (int i = 0; i < config::dim / config::step; i++)
-        if (config::held)
+        if (i < config::held / config::step)
             multiply_registers<config::dtype, tile>(score, f->q + 4 * i, k, i, i > 0);
         else
             multiply_shared<config::dtype, config::q_tile, tile>(score, q, k, i, i > 0);
@@ -343,15 +364,15 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
 {
     int greatest[PARTS][2];
     wgmma_wait(pending + 1); /* for the first half of S */
-    pin_floats(f->s, SCORES / 2);
+    pin_floats(f->s + FIRST_HALF * SCORES / 2, SCORES / 2);
     if (config::block_scales) f->scale = scale_of_keys(s, c); /* beside maxima: before, it would hold up products */
     forget_greatest(greatest);
-    find_greatest_bits(f->s, 0, greatest);
+    find_greatest_bits(f->s, FIRST_HALF, greatest);
     pin_words((u32 *)greatest, (PARTS + 1) / 2 * 2);
     wgmma_wait(pending);
-    pin_floats(f->s + SCORES / 2, SCORES / 2);
+    pin_floats(f->s + !FIRST_HALF * SCORES / 2, SCORES / 2);
     release_stage(s, K, c->kv.index);
-    find_greatest_bits(f->s, 1, greatest);
+    find_greatest_bits(f->s, !FIRST_HALF, greatest);
     if (masked) {
         if (config::block_scales) scale_products(f);
         change_and_mask(p, s, c, f->s, first);
@@ -366,7 +387,7 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
     score_scale scale = scale_of_tile(p, c, f);
     find_tile_max(f, &c->m, &scale, greatest, &f->max);
     f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
-    exponentiate_some(f, &scale, 0, SCORES / 4);
+    if (!config::sliced) exponentiate_some(f, &scale, 0, SCORES / 4);
 }
 
 /* The rest of P, a half of the keys at a time. Then the next tile's QK and the tile's PV are under way. */
@@ -380,14 +401,14 @@ DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c,
     wait_full(s, V, c->kv);
     promote(f);
     exponentiate_some(f, &scale, SCORES / 4, SCORES / 2);
-    pack_half(f, 0);
+    pack_some(f, 0, config::keys / 64);
     if (EARLY && !last) {
         wgmma_fence();
         issue_half_qk(s, c, f, next.index, 0);
     }
     exponentiate_some(f, &scale, SCORES / 2, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
-    pack_half(f, 1);
+    pack_some(f, config::keys / 64, config::keys / 32);
     f->factor[0] = f->max.factor[0], f->factor[1] = f->max.factor[1];
     wgmma_fence();
     if (!EARLY && !last) issue_half_qk(s, c, f, next.index, 0);
@@ -395,9 +416,76 @@ DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c,
     issue_tile_pv(s, f, c->kv.index);
 }
 
+/* ---- PV in slices, dim_v above 128 --------------------------------------------------------------- */
+
+DEVICE float *slice_of(promoted_fragments *f, int i)
+{
+    return f->s + i % 2 * SCORES / 2;
+}
+
+/* P V of a slice of columns of the tile at v, asynchronously. */
+DEVICE void issue_slice(promoted_fragments *f, u32 v, int i)
+{
+    using slice = rows_of_tile<config::v_tile, SLICE>;
+#pragma unroll
+    for (int k = 0; k < config::keys / config::step; k++)
+        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, v + i * SLICE * slice::width, k, k > 0);
+    wgmma_commit();
+}
+
+DEVICE void promote_slice(promoted_fragments *f, int i)
+{
+    pin_floats(slice_of(f, i), SLICE / 2);
+#pragma unroll
+    for (int j = 0; j < SLICE / 2; j++)
+        f->o[i * SLICE / 2 + j] = fmaf(slice_of(f, i)[j], f->max.factor[j / 2 % 2], f->o[i * SLICE / 2 + j]);
+}
+
+/* From a tile's max to O with the tile in it; unless it is the last the next tile's S is under way. */
+template <bool last>
+DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
+{
+    pipeline_state next = c->kv;
+    advance(&next, config::stages);
+    score_scale scale = scale_of_tile(p, c, f);
+    exponentiate_some(f, &scale, 0, SCORES);
+    add_tile_sums(&c->m, f->sum, &f->max);
+    pack_some(f, 0, config::keys / 32);
+    pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
+    u32 v = v_address(s, c->kv.index);
+    if (!last) wait_full(s, K, next);
+    wait_full(s, V, c->kv);
+    if (config::turns && !last) wait_turn(c);
+    wgmma_fence();
+    issue_slice(f, v, 0);
+    issue_slice(f, v, 1);
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) {
+        if (i + 1 < SLICES || !last)
+            wgmma_wait(1);
+        else
+            wgmma_wait(0);
+        promote_slice(f, i);
+        wgmma_fence();
+        if (i + 2 < SLICES)
+            issue_slice(f, v, i + 2);
+        else if (!last)
+            issue_half_qk(s, c, f, next.index, i % 2);
+    }
+    if (config::turns && !last) pass_turn(c);
+    release_stage(s, V, c->kv.index);
+}
+
 /* From one tile's S to the next. Where it ends nothing is under way: else products would be serialised. */
 DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked)
 {
+    if constexpr (config::sliced) {
+        end_in_slices<false>(p, s, c, f);
+        advance(&c->kv, config::stages);
+        c->key0 -= config::keys;
+        begin_softmax<0>(p, s, c, f, masked, false);
+        return;
+    }
     end_softmax<false>(p, s, c, f);
     int stage = c->kv.index;
     advance(&c->kv, config::stages);
@@ -412,8 +500,8 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, pr
     f->factor[0] = f->factor[1] = 0;
     wait_full(s, K, c->kv);
     wgmma_fence();
-    issue_half_qk(s, c, f, c->kv.index, 0);
-    issue_half_qk(s, c, f, c->kv.index, 1);
+    issue_half_qk(s, c, f, c->kv.index, FIRST_HALF);
+    issue_half_qk(s, c, f, c->kv.index, !FIRST_HALF);
     begin_softmax<0>(p, s, c, f, true, true);
 }
 
@@ -432,14 +520,19 @@ DEVICE void attend_others(const attn_sm90_params *p, const shared *s, consumer *
 /* Its last PV, and its results. */
 DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    end_softmax<true>(p, s, c, f);
+    if constexpr (config::sliced)
+        end_in_slices<true>(p, s, c, f);
+    else
+        end_softmax<true>(p, s, c, f);
     row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
     float value = info_of(s, c)->scale_members::get()->factor[OF_VALUES];
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (!config::block_scales && results.row[r].factor != 0) results.row[r].factor *= value;
-    wait_for_tile_pv(s, f, c->kv.index);
-    promote(f);
+    if constexpr (!config::sliced) {
+        wait_for_tile_pv(s, f, c->kv.index);
+        promote(f);
+    }
     if (config::block_scales) scale_channels(p, &info_of(s, c)->w, f->o, &results);
     advance(&c->kv, config::stages);
     finish_rows(p, s, c, f->o, &results);

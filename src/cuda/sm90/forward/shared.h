@@ -109,7 +109,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     EXPECT(!config::spans || shared_address(memory) % 1024 == 0); /* ATTN_SM90_SPAN_SAVED */
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
     u32 raw = kv + config::stages * config::stage_bytes;
-    u32 o = raw + (config::one_byte ? ATTN_SM90_RAW_STAGES * config::loaded_v_tile::bytes : 0);
+    u32 o = raw + (config::one_byte ? ATTN_SM90_RAW_BYTES(config::keys, config::dim_v) : 0);
     u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
     return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }

@@ -1,6 +1,6 @@
 /* E4M3: wgmma reads operands of one-byte elements along the dimension that it sums over alone, which of V are the keys.
- * So V is loaded into a ring of its own, and two warps of the producer warpgroup transpose it from there into the
- * stages that consumers read.
+ * So panels of V are loaded into a ring of their own, and warps transpose them from there into the stages that
+ * consumers read: two of the producer warpgroup, or a warpgroup.
  *
  * Of every 16 keys the transposed rows have key 2i, 2i + 1, 2i + 8, 2i + 9 at 4i to 4i + 3: these are the columns of S
  * that a thread has of 16, and the columns that its registers of wgmma's A operand are. So P needs no exchange between
@@ -15,7 +15,7 @@
 #include "sm90/forward/config.h"
 #include "sm90/forward/shared.h"
 
-/* ---- one tile ---------------------------------------------------------------------------------- */
+/* ---- one panel --------------------------------------------------------------------------------- */
 
 /* Which bytes of the thread's words stay: those of the first `count` of 16 keys. */
 DEVICE u32 bytes_of_keys(int count)
@@ -28,69 +28,79 @@ DEVICE u32 bytes_of_keys(int count)
     return kept;
 }
 
-/* The warp's half of a tile: of every 32 keys the 16 from 16 * half on. Keys from `valid` on become zeros: they may be
- * another sequence's, and 0 times NaN is NaN.
+/* A warp's part of a panel, to where its first column is a row: of every 32 keys the 16 from 16 * (warp % 2) on, and of
+ * four warps these of every other 32. Keys from `valid` on become zeros if some are cut: they may be another
+ * sequence's, and 0 times NaN is NaN.
  *
- * At once 16 keys by 32 columns: matrices 0 and 1 are keys 0 to 7 and 8 to 15 of the first 16 columns, 2 and 3 those of
- * the others. Lane 4c + i stores words of columns 2c and 2c + 1; lanes from 16 on the odd one first, so that the 8 rows
- * of a matrix lie in different banks. */
-DEVICE void transpose_tile(u32 from, u32 to, int half, int valid)
+ * At once 16 keys by 64 columns, loaded by 32 columns: matrices 0 and 1 are keys 0 to 7 and 8 to 15 of the first 16
+ * columns, 2 and 3 those of the others. Lane 4c + i has words of columns 2c and 2c + 1; lanes from 16 on store the odd
+ * one first, so that the 8 rows of a matrix lie in different banks. What is stored at once is of 16 columns of either
+ * 32: so both loads are under way at once. */
+template <bool cut> DEVICE void transpose_panel(u32 from, u32 to, u32 warp, int valid)
 {
     using loaded = config::loaded_v_tile;
     using transposed = config::transposed_v_tile;
-    constexpr int blocks = config::dim_v / 32;
+    constexpr int blocks = loaded::panel_columns / 32, step = 16 * TRANSPOSING_WARPS;
+    static_assert(transposed::width == 32, "a panel of the transposed tile is a step of PV");
     u32 lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
-    u32 key = half * 16 + matrix % 2 * 8 + row, piece = matrix / 2 ^ swizzle_of_row<loaded::width>(key);
-    u32 column = matrix / 2 * 16 + 2 * row + (row / 4 ^ matrix % 2);
+    u32 key = warp * 16 + matrix % 2 * 8 + row, piece = matrix / 2 ^ swizzle_of_row<loaded::width>(key);
+    u32 column = matrix / 2 * 32 + 2 * row + (row / 4 ^ matrix % 2);
     u32 read = from + key * loaded::width + (piece << 4);
-    u32 write = to + column * transposed::width, pieces = swizzle_of_row<transposed::width>(column);
+    u32 write = to + warp / 2 * transposed::panel_bytes + column * transposed::width +
+                ((warp % 2 ^ swizzle_of_row<transposed::width>(column)) << 4);
     u32 first = lane < 16 ? 0x6420 : 0x7531, second = first ^ (0x6420 ^ 0x7531);
 #pragma unroll 1
-    for (int i = 0; i < config::keys / 32 * (blocks / 2); i++) {
-        u32 block = i % (blocks / 2) * 2, in[8], out[8];
-        int key0 = i / (blocks / 2) * 32;
-        constexpr int steps = transposed::width / 32; /* of PV, in a panel */
-        u32 at = read + key0 * loaded::width, step = key0 / 32, in_panel = step % steps * 2 + half;
-        u32 there = write + step / steps * transposed::panel_bytes + block * (32 * transposed::width) +
-                    ((in_panel ^ pieces) << 4);
+    for (int key0 = 0; key0 < config::keys; key0 += step) {
+        u32 kept = cut ? bytes_of_keys(valid - key0 - 16 * (int)warp) : 0;
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-            ldmatrix_x4_trans(in + 4 * j, at ^ ((block + j) * 2 << 4));
-        if (unlikely(key0 + 32 > valid)) {
-            u32 kept = bytes_of_keys(valid - key0 - 16 * half);
+        for (int block = 0; block < blocks; block += 2) {
+            u32 in[8], out[4];
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < 2; j++)
+                ldmatrix_x4_trans(in + 4 * j, read ^ ((block + j) * 2 << 4));
+#pragma unroll
+            for (int j = 0; j < 8 && cut; j++)
                 in[j] &= permute_bytes(kept, 0, j % 2 ? 0x3322 : 0x1100);
-        }
 #pragma unroll
-        for (int j = 0; j < 8; j += 4) {
-            out[j] = permute_bytes(in[j], in[j + 1], first), out[j + 1] = permute_bytes(in[j], in[j + 1], second);
-            out[j + 2] = permute_bytes(in[j + 2], in[j + 3], first);
-            out[j + 3] = permute_bytes(in[j + 2], in[j + 3], second);
-            stmatrix_x4(there + j / 4 * 32 * transposed::width, out + j);
+            for (int j = 0; j < 4; j += 2) {
+                out[0] = permute_bytes(in[j], in[j + 1], first), out[1] = permute_bytes(in[j], in[j + 1], second);
+                out[2] = permute_bytes(in[j + 4], in[j + 5], first);
+                out[3] = permute_bytes(in[j + 4], in[j + 5], second);
+                stmatrix_x4(write + (block * 32 + j * 8) * transposed::width, out);
+            }
         }
+        read += step * loaded::width;
+        write += step / 32 * transposed::panel_bytes;
     }
 }
 
 /* ---- the warps --------------------------------------------------------------------------------- */
 
-/* What warps 2 and 3 do. */
+/* What the warps that transpose do; warp: which of them, if it is one. */
 DEVICE void transpose_values(const shared *s, u32 warp)
 {
-    if (warp < 2) return;
+    if (warp >= TRANSPOSING_WARPS) return;
+    using loaded = config::loaded_v_tile;
+    using transposed = config::transposed_v_tile;
     pipeline_state raw = { 0, 0 }, v = { 0, 1 };
-    for (;;) {
+    for (int panel = 0;; panel = (panel + 1) % loaded::panels) {
         const transpose_ring *ring = s->store->transpose_members::get();
         barrier_wait(raw_full(ring, raw.index), raw.phase);
         int valid = ring->valid[raw.index];
         if (valid == NO_MORE) break;
-        wait_empty(BARRIER(s, kv[V].empty[v.index]), v.phase);
-        transpose_tile(s->raw + raw.index * config::loaded_v_tile::bytes,
-                       s->kv + v.index * config::stage_bytes + config::k_tile::bytes, (int)warp - 2, valid);
+        if (panel == 0) wait_empty(BARRIER(s, kv[V].empty[v.index]), v.phase);
+        u32 from = s->raw + raw.index * loaded::panel_bytes, to = s->kv + v.index * config::stage_bytes +
+                                                                  config::k_tile::bytes +
+                                                                  panel * loaded::panel_columns * transposed::width;
+        if (unlikely(valid < config::keys))
+            transpose_panel<true>(from, to, warp, valid);
+        else
+            transpose_panel<false>(from, to, warp, valid);
         fence_async();
         release(raw_empty(ring, raw.index));
+        advance(&raw, RAW_STAGES);
+        if (panel + 1 < loaded::panels) continue;
         release(BARRIER(s, kv[V].full[v.index]));
-        advance(&raw, ATTN_SM90_RAW_STAGES);
         advance(&v, config::stages);
     }
 }

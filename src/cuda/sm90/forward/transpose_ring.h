@@ -1,19 +1,19 @@
-/* E4M3: the ring of V as it is loaded, from which warps transpose it (transpose.h). */
+/* E4M3: the ring of V's panels as they are loaded, from which warps transpose them (transpose.h). */
 #ifndef ATTN_CUDA_SM90_FORWARD_TRANSPOSE_RING_H
 #define ATTN_CUDA_SM90_FORWARD_TRANSPOSE_RING_H
 
 #include "common/gpu.h"
 #include "common/warp.h"
 #include "sm90/common/pipeline.h"
-#include "common/pages_params.h"
-#include "common/params.h"
-#include "sm90/params.h"
+#include "sm90/forward/config.h"
+
+enum { TRANSPOSING_WARPS = config::sliced ? 4 : 2, RAW_STAGES = ATTN_SM90_RAW_STAGES(config::dim_v) };
 
 /* valid: how many keys of the tile the sequence has, or NO_MORE. */
-enum { TRANSPOSING_WARPS = 2, NO_MORE = -1 };
+enum { NO_MORE = -1 };
 struct transpose_ring {
-    pipeline<ATTN_SM90_RAW_STAGES> raw;
-    int valid[ATTN_SM90_RAW_STAGES];
+    pipeline<RAW_STAGES> raw;
+    int valid[RAW_STAGES];
 };
 
 DEVICE u32 raw_full(const transpose_ring *ring, int index)
@@ -28,7 +28,7 @@ DEVICE u32 raw_empty(const transpose_ring *ring, int index)
 
 DEVICE void init_transposing(const transpose_ring *ring)
 {
-    for (int i = 0; i < ATTN_SM90_RAW_STAGES; i++) {
+    for (int i = 0; i < RAW_STAGES; i++) {
         barrier_init(raw_full(ring, i), 1);
         barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
     }

@@ -30,13 +30,13 @@ DEVICE void skip_tile(const shared *s, consumer *c)
     advance(&c->kv, config::stages);
 }
 
-/* `count` of them, after each of which another tile follows, and for that a turn (not E4M3: promoted.h). */
+/* `count` of them, after each of which another tile follows, and for that a turn. */
 DEVICE void skip_tiles_and_turns(const shared *s, consumer *c, int count)
 {
 #pragma unroll 1
     for (; count > 0; count--) {
         skip_tile(s, c);
-        if (config::one_byte) continue;
+        if (!config::turns) continue;
         wait_turn(c);
         pass_turn(c);
     }

@@ -161,7 +161,8 @@ enum {
         .block_scales = ATTN_SM90_HAS_BLOCK_SCALES(score_),                                                           \
         .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_) &          \
                     ~ATTN_SM90_LACKS(mask_, score_),                                                                  \
-        .needs = ATTN_SM90_NEEDS(mask_, score_), .threads = 128 * (q_tile_ / ATTN_SM90_WARPGROUP_ROWS + 1),           \
+        .needs = ATTN_SM90_NEEDS(mask_, score_),                                                                      \
+        .threads = ATTN_SM90_FORWARD_THREADS(ATTN_SM90_BYTES_##dtype_, dim_v_, q_tile_),                              \
         .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                \
                       ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                      \
                                             ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_))       \
