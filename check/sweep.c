@@ -172,8 +172,13 @@ static check_error compare(references *known, const check_problem *problem, cons
 {
     bool widens = check_kernel_widens(check_cuda_kernel_named(kernel), &problem->resolved);
     check_error error = check_compare(problem, reference_for(known, problem, widens));
-    bool other = widens && error.message[0] && check_problem_shift(problem);
-    return other ? check_compare(problem, reference_for(known, problem, false)) : error;
+    check_problem as = *problem;
+    as.options.widens = widens;
+    if (widens && error.message[0] && check_problem_shift(problem)) {
+        as.options.widens = false;
+        error = check_compare(problem, reference_for(known, problem, false));
+    }
+    return check_compare_again(&as, error);
 }
 
 static void run_planned(check_report *report, int number, const check_problem *problem, references *known,

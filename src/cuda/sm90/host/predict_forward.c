@@ -34,8 +34,9 @@ static const double interval_clocks = 5; /* [m] of a key of a step, where each r
 static const double interval_tile_clocks = 5500; /* [m] and of a tile: they are loaded, and cut most of its KV tiles */
 static const double narrow_clocks = 2; /* [m] of an output that goes to an address or by strides that TMA refuses */
 static const double straddling_clocks = 7500; /* [m] of a tile whose rows may be of two documents */
-static const double window_clocks = 2800;   /* [m] of a tile with keys hidden on both sides, where rows have no spans */
-static const double spans_seconds = 4e-6;   /* [m] to find spans, partly beside the start of the variant */
+static const double window_clocks = 2800; /* [m] of a tile with keys hidden on both sides, where rows have no spans and
+                                            turns of two warpgroups, above 128 dims, do not lie beside it */
+static const double spans_seconds = 4e-6; /* [m] to find spans, partly beside the start of the variant */
 static const double instead_seconds = 6e-6; /* [m] with intervals: of the variant behind it, which has no work */
 static const double tail_seconds = 25e-6;   /* a split last wave, measured: its f32 results, stored beside nothing */
 
@@ -200,7 +201,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
         all += count[ATTN_PER_TILE] * straddling_clocks;
     else if (d->flags & ATTN_INTERVALS)
         all += count[ATTN_PER_STEP] * k->kv_tile * interval_clocks + count[ATTN_PER_TILE] * interval_tile_clocks;
-    if (uneven && !k->spans && attn_mask_edges(d) > 1) all += count[ATTN_PER_TILE] * window_clocks;
+    if (uneven && !k->spans && k->dim <= 128 && attn_mask_edges(d) > 1) all += count[ATTN_PER_TILE] * window_clocks;
     if (!attn_sm90_tma_takes(d, ATTN_SM90_O)) all += count[ATTN_PER_TILE] * narrow_clocks * (double)(rows * d->dim_v);
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
