@@ -114,7 +114,8 @@ def compare(name, tensors, options, group=None, layout="zigzag", schedule="auto"
             torch.testing.assert_close(ours, of, rtol=1e-4, atol=1e-4, msg=lambda text: f"{what}: {text}")
         elif torch.isfinite(exact[i]).all():
             error, own = ((x.float() - exact[i].float()).square().mean().sqrt() for x in (ours, of))
-            assert error <= 1.2 * own + 1e-6, f"{what}: error {error}, one process's own {own}"
+            most = 1.2 if ours.numel() > 256 else 3  # of a few sums, as gradients of slopes are, own is a draw
+            assert error <= most * own + 1e-6, f"{what}: error {error}, one process's own {own}"
     return together
 
 
