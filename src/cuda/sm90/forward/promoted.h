@@ -31,6 +31,7 @@
 
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/promoted_softmax.h"
 #include "sm90/forward/scores.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
@@ -39,9 +40,6 @@
 /* QK of the first half of the next tile's keys is issued when P of that half is packed, beside exponentials of the
  * other. */
 enum { EARLY = config::s_buffers == 2 };
-
-/* SCORES: of a thread; PART: those of them that have the same factor. */
-enum { P_BITS = 8, SCORES = config::keys / 2, PARTS = SCALE_PARTS, PART = SCORES / PARTS };
 
 /* Columns of PV at a time, where it is sliced, and how many times. */
 enum { SLICE = 64, SLICES = config::dim_v / SLICE };
@@ -56,191 +54,6 @@ static_assert(!config::one_byte || (config::pingpong && !config::paged && config
 template <class tile, int count> struct rows_of_tile : tile {
     static constexpr int rows = count;
 };
-
-static_assert(!config::block_scales || (PARTS > 1 && config::keys % ATTN_SM90_SCALE_ROWS == 0), "parts of a tile");
-
-/* What scores, as change_and_mask leaves them, are multiplied by to be in log2 units. */
-struct score_scale {
-    float part[PARTS];
-};
-
-/* What P of a tile is relative to. */
-struct tile_max {
-    bool some[2]; /* the row sees a key of it */
-    float offset[2], factor[2];
-};
-
-/* What a warpgroup has in registers. */
-struct promoted_fragments {
-    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::sliced ? 1 : config::dim_v / 2] = {};
-    u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float factor[2];   /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
-    tile_max max;      /* of the tile in S */
-    float sum[4];      /* of its P */
-    score_scale scale; /* BLOCK_SCALES: of the tile in S */
-};
-
-DEVICE score_scale scale_of_tile(const attn_sm90_params *p, const consumer *c, const promoted_fragments *f)
-{
-    if constexpr (config::block_scales) return f->scale;
-    return { { (config::softcap ? p->score.softcap : c->special.unit) * LOG2_E } };
-}
-
-/* A maximum of a part in a unit that all parts share, and that unit. */
-DEVICE float in_one_unit(float x, const score_scale *scale, int part)
-{
-    return config::block_scales ? x * scale->part[part] : x;
-}
-
-DEVICE float unit_of_max(const score_scale *scale)
-{
-    return config::block_scales ? 1 : scale->part[0];
-}
-
-DEVICE int quad_max_of_bits(int x)
-{
-    x = max(x, __shfl_xor_sync(~0u, x, 1));
-    return max(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-/* Floats that are not negative are ordered as their bits. Of each row the greatest bits so far and of `count` scores,
- * three at a time: the maximum, if it has no sign. */
-DEVICE void find_greatest_of(const float *s, int count, int greatest[2])
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int top[2] = { greatest[r], __float_as_int(s[2 * r + 1]) };
-        top[0] = max(top[0], __float_as_int(s[2 * r]));
-#pragma unroll
-        for (int i = 4; i + 4 < count; i += 8)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                top[j] = __vimax3_s32(top[j], __float_as_int(s[i + 2 * r + j]), __float_as_int(s[i + 4 + 2 * r + j]));
-        greatest[r] = __vimax3_s32(max(top[0], top[1]), __float_as_int(s[count - 4 + 2 * r]),
-                                   __float_as_int(s[count - 3 + 2 * r]));
-    }
-}
-
-/* The same of each part, of a half of the scores. */
-DEVICE void find_greatest_bits(const float *s, int half, int greatest[PARTS][2])
-{
-    constexpr int count = SCORES / 2;
-#pragma unroll
-    for (int i = 0; i < PARTS; i++) {
-        int from = max(half * count, i * PART), to = min((half + 1) * count, (i + 1) * PART);
-        if (from < to) find_greatest_of(s + from, to - from, greatest[i]);
-    }
-}
-
-DEVICE void forget_greatest(int greatest[PARTS][2])
-{
-#pragma unroll
-    for (int i = 0; i < PARTS; i++)
-        greatest[i][0] = greatest[i][1] = 0x80000000;
-}
-
-/* The greatest products of a tile make its greatest scores: all factors are positive numbers. */
-DEVICE bool keeps_order(const score_scale *scale)
-{
-    bool positive = true;
-#pragma unroll
-    for (int i = 0; config::block_scales && i < PARTS; i++)
-        positive = positive && scale->part[i] > 0;
-    return positive;
-}
-
-DEVICE void find_all_greatest_bits(const float *s, int greatest[PARTS][2])
-{
-    forget_greatest(greatest);
-    find_greatest_bits(s, 0, greatest);
-    find_greatest_bits(s, 1, greatest);
-}
-
-/* Of a row, of parts that keep their order: the maximum, if it has no sign. */
-DEVICE int greatest_of_parts(const int greatest[PARTS][2], int r, const score_scale *scale)
-{
-    int top = __float_as_int(in_one_unit(__int_as_float(greatest[0][r]), scale, 0));
-#pragma unroll
-    for (int i = 1; i < PARTS; i++)
-        top = max(top, __float_as_int(in_one_unit(__int_as_float(greatest[i][r]), scale, i)));
-    return top;
-}
-
-/* What P of a tile whose row has this maximum is relative to; true: the row's max is renewed. */
-DEVICE bool choose_offset(const softmax *m, int r, float greatest, float scale, tile_max *tile)
-{
-    tile->some[r] = greatest != -INFINITE;
-    tile->offset[r] = tile->some[r] ? fmaf(greatest, scale, -P_BITS) : 0;
-    return tile->some[r] && !(tile->offset[r] <= m->row_max[r] + HEADROOM);
-}
-
-/* Rows whose maximum is negative, or which have a new row max: O and row sums so far are multiplied. */
-DEVICE void find_rare_max(promoted_fragments *f, softmax *m, const score_scale *scale, tile_max *tile)
-{
-    float top[4], alpha[2];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        top[i] = in_one_unit(f->s[i], scale, 0);
-#pragma unroll
-    for (int i = 4; i < SCORES; i++)
-        top[i % 4] = fmaxf(top[i % 4], in_one_unit(f->s[i], scale, i / PART));
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float greatest = quad_max(fmaxf(top[2 * r], top[2 * r + 1]));
-        bool renews = choose_offset(m, r, greatest, unit_of_max(scale), tile);
-        alpha[r] = renews ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
-        m->row_sum[r] *= alpha[r], f->factor[r] *= alpha[r];
-        m->row_max[r] = renews ? tile->offset[r] : m->row_max[r];
-    }
-    rescale(f->o, alpha);
-}
-
-/* The scores' maximum of each row, from the greatest bits of the thread's. */
-DEVICE void find_tile_max(promoted_fragments *f, softmax *m, const score_scale *scale, const int bits[PARTS][2],
-                          tile_max *tile)
-{
-    bool rare = !keeps_order(scale);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int greatest = quad_max_of_bits(greatest_of_parts(bits, r, scale));
-        bool renews = choose_offset(m, r, __int_as_float(greatest), unit_of_max(scale), tile);
-        rare = rare || renews || greatest < 0;
-    }
-    if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        tile->factor[r] = tile->some[r] ? exp2_approx(tile->offset[r] - m->row_max[r]) : 0;
-}
-
-/* Scores `from` to `to` of a thread become P in place. */
-DEVICE void exponentiate_some(promoted_fragments *f, const score_scale *scale, int from, int to)
-{
-#pragma unroll
-    for (int i = from; i < to; i++) {
-        f->s[i] = exp2_approx(fmaf(f->s[i], scale->part[i / PART], -f->max.offset[i / 2 % 2]));
-        f->sum[i % 4] += f->s[i];
-    }
-}
-
-DEVICE void add_tile_sums(softmax *m, const float sum[4], const tile_max *tile)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        m->row_sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], tile->factor[r], m->row_sum[r]);
-}
-
-/* P becomes wgmma's operand, of 32 keys at a time, from those numbered `from` to before `to`: four words, each of a
- * thread's columns of 16 (transpose.h). */
-DEVICE void pack_some(promoted_fragments *f, int from, int to)
-{
-#pragma unroll
-    for (int i = from; i < to; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float *x = f->s + 16 * i + j / 2 * 8 + j % 2 * 2;
-            f->p[4 * i + j] = pack_e4m3(x[0], x[1], x[4], x[5]);
-        }
-}
 
 /* S of a half of the keys of a stage, asynchronously. */
 DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, int stage, int half)
@@ -280,39 +93,6 @@ DEVICE void promote(promoted_fragments *f)
 #pragma unroll
     for (int i = 0; i < config::dim_v / 2; i++)
         f->o[i] = fmaf(f->tile[i], f->factor[i / 2 % 2], f->o[i]);
-}
-
-/* ---- scales of blocks and channels -------------------------------------------------------------- */
-
-/* What products of the tile in S are multiplied by to be scores. */
-DEVICE score_scale scale_of_keys(const shared *s, const consumer *c)
-{
-    const tile_scales *keys = s->store->stage_scales::get() + c->kv.index;
-    float unit = info_of(s, c)->scale_members::get()->factor[c->warpgroup];
-    score_scale scale;
-#pragma unroll
-    for (int i = 0; i < PARTS; i++)
-        scale.part[i] = unit * keys->part[i];
-    return scale;
-}
-
-/* Before a mask hides some of S, products become scores: -inf times a factor that is no positive number would be NaN or
- * inf. */
-DEVICE void scale_products(promoted_fragments *f)
-{
-#pragma unroll
-    for (int i = 0; i < SCORES; i++)
-        f->s[i] *= f->scale.part[i / PART];
-#pragma unroll
-    for (int i = 0; i < PARTS; i++)
-        f->scale.part[i] = LOG2_E;
-}
-
-DEVICE void scale_to_log2(promoted_fragments *f)
-{
-#pragma unroll
-    for (int i = 0; i < PARTS; i++)
-        f->scale.part[i] *= LOG2_E;
 }
 
 /* O, divided by the row sum and times the scales of its channels; rows that see no key have none. */
