@@ -126,7 +126,7 @@ def device_of(name: str) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise Failure(f"--device {name}: it takes cpu, or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise Failure(f"--device {name}: this PyTorch finds no CUDA GPU of this number; --device cpu measures this processor")
+        raise Failure(f"--device {name}: this PyTorch finds no CUDA GPU of this number; cpu measures the processor")
     return device
 
 

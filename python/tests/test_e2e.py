@@ -280,7 +280,7 @@ def test_turns_rotate():
 
 
 def test_what_lacks_memory_or_a_kernel():
-    """Says so in PyTorch's words; no other error is taken for it, those of CUDA that speak of memory and kernels too."""
+    """Says so in PyTorch's words; no other error is taken for it, though CUDA's speak of memory and kernels."""
     run = measure.Run("x", "cpu", True, 3, None, True)
 
     def fail(text):
