@@ -76,8 +76,8 @@ def main(words: Optional[List[str]] = None) -> int:
             importlib.import_module(f".{part}", __package__).main(run)
             rows += run.rows
         if not rows:
-            raise measure.Failure(f"--only {options.only}: no case of this name" if options.only
-                                  else "nothing to measure")
+            raise measure.Failure(f"--seconds {options.seconds:g}: no case was begun in this time" if run.over()
+                                  else f"--only {options.only}: no case of this name")
         if options.json:
             measure.print_json(rows)
     except (measure.Failure, OSError, ImportError) as problem:

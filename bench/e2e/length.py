@@ -96,14 +96,14 @@ def main(run: Run) -> None:
                     run.row(f"{length} rows", name, batch=1, length=length, note="memory does not suffice")
                     continue
             except RuntimeError as problem:
-                if "kernel" not in str(problem).lower():
+                if not measure.NO_KERNEL.search(str(problem)):
                     raise
                 run.row(f"{length} rows", name, batch=1, length=length, note="PyTorch has no such kernel here")
                 continue
             more[name] = {"peak_mib": measure.peak_mib(run, step), "backend": best if name == CAUSAL else ""}
             subjects[name] = step
             spent += measure.turns(run, {name: step}, 1)[name][0]
-        rounds = min(run.rounds, max(3, int(budget / max(spent, 1e-3))))
+        rounds = min(run.rounds, max(measure.LEAST, int(budget / max(spent, 1e-3))))
         measure.compare(run, f"{length} rows", subjects, rounds=rounds, more=more, against={CAUSAL: "libattn causal"},
                         batch=1, length=length)
     if run.wants("memory of one head"):

@@ -26,6 +26,11 @@ SLOW = ("eager", "standard")  # whose ratios are so great that the least number 
 LEAST = 6  # rounds: with fewer there is no interval of 95 %
 
 
+# What PyTorch says. ("memory" alone is in an illegal access, too, and "kernel" in every error of CUDA.)
+NO_MEMORY = re.compile(r"out of memory|can't allocate memory|ALLOC_FAILED")
+NO_KERNEL = re.compile(r"No available kernel|No viable backend")
+
+
 class Failure(Exception):
     """What a caller is told in one line."""
 
@@ -37,12 +42,14 @@ class Run:
                  busy: bool = False, path: Optional[str] = None, only: Optional[str] = None,
                  seconds: Optional[float] = None, commit_name: Optional[str] = None, steps: Optional[int] = None,
                  rate: Optional[float] = None):
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise Failure(f"--device {device}: this PyTorch finds no CUDA GPU; --device cpu measures this processor")
-        self.part, self.device, self.quick, self.quiet = part, torch.device(device), quick, quiet
+        self.part, self.device, self.quick, self.quiet = part, device_of(device), quick, quiet
         self.rounds, self.rows = rounds, []  # type: int, List[Dict[str, Any]]
         self.dtype = getattr(torch, dtype or ("float32" if self.device.type == "cpu" else "bfloat16"))
         self.path, self.began = path, time.perf_counter()
+        if path:  # before anything is measured
+            read_csv(path)
+            if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+                raise Failure(f"--csv {path}: there is no such folder")
         try:
             self.only = re.compile(only or "")
         except re.error as problem:
@@ -110,6 +117,19 @@ def commit() -> str:
     return commit.known
 
 
+def device_of(name: str) -> torch.device:
+    """The processor, or a GPU that is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise Failure(f"--device {name}: it takes cpu, or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise Failure(f"--device {name}: this PyTorch finds no CUDA GPU of this number; cpu measures the processor")
+    return device
+
+
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -139,7 +159,8 @@ def interval(values: Sequence[float]) -> Tuple[float, float, float]:
 
 def turns(run: Run, subjects: Dict[str, Callable[[], Any]], rounds: Optional[int] = None) -> Dict[str, List[float]]:
     """Milliseconds of each subject, round by round, in an order that moves on by one each round. A turn takes 20 ms at
-    least (--quick: one call), after a call that is not timed: threads and caches are then the subject's own."""
+    least (--quick: one call). Before calls shorter than that comes one that is not timed: threads and caches are then
+    the subject's own."""
     names, times = list(subjects), {name: [] for name in subjects}  # type: Any, Dict[str, List[float]]
 
     def turn_of(name: str) -> float:
@@ -155,10 +176,10 @@ def turns(run: Run, subjects: Dict[str, Callable[[], Any]], rounds: Optional[int
     for turn in range(rounds or run.rounds):
         if turn >= LEAST and run.over():
             break
+        if turn == LEAST:
+            names = [name for name in names if name not in SLOW]
         for i in range(len(names)):
             name = names[(i + turn) % len(names)]
-            if name in SLOW and turn >= LEAST:
-                continue
             if times[name] and times[name][-1] < 1e3 * TURN and not run.quick:
                 subjects[name]()
             times[name].append(turn_of(name))
@@ -221,7 +242,7 @@ def fits(run: Run, call: Callable[[], Any]) -> bool:
         run.wait()
     except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError) as problem:
         if isinstance(problem, RuntimeError) and not isinstance(problem, torch.cuda.OutOfMemoryError) and (
-                "memory" not in str(problem).lower()):
+                not NO_MEMORY.search(str(problem))):
             raise
         gc.collect()
         if run.on_gpu:
@@ -258,7 +279,7 @@ def best_backend(run: Run, call: Callable[[], Any], but: Sequence[str] = ()) -> 
                     continue
                 best.append((min(turns(run, {name: call}, 2)[name]), name))
         except RuntimeError as problem:
-            if "No available kernel" not in str(problem) and "kernel" not in str(problem).lower():
+            if not NO_KERNEL.search(str(problem)):
                 raise
     if not best and but:
         return best_backend(run, call)
@@ -270,24 +291,32 @@ def best_backend(run: Run, call: Callable[[], Any], but: Sequence[str] = ()) -> 
 # ---- rows --------------------------------------------------------------------------------------
 
 
+def read_csv(path: str) -> List[Dict[str, str]]:
+    """The rows of a file; none of one that is empty, or that is not there."""
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames and tuple(reader.fieldnames) != COLUMNS:
+            raise Failure(f"--csv {path}: its columns are not those of bench.e2e; name another file")
+        return list(reader)
+
+
 def write_csv(path: str, rows: Sequence[Dict[str, Any]]) -> None:
-    """Replaces the rows that were measured again. Others stay."""
+    """Replaces the rows that were measured again. Others stay. Whenever it is ended, the file is the old or the new
+    one."""
     def name(row: Dict[str, Any]) -> Tuple[str, ...]:
         return tuple(str(row.get(key) or "") for key in ("part", "case", "subject", "length"))
 
     again = {name(row) for row in rows}
-    kept = []
-    if os.path.exists(path):
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise Failure(f"--csv {path}: its columns are not those of bench.e2e; name another file")
-            kept = [row for row in reader if name(row) not in again]
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    kept = [row for row in read_csv(path) if name(row) not in again]
+    path = os.path.realpath(path)
+    with open(f"{path}.new", "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in [*kept, *rows]:
             writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    os.replace(f"{path}.new", path)
 
 
 def print_json(rows: Sequence[Dict[str, Any]]) -> None:

@@ -1,7 +1,6 @@
 """Figures of a CSV of bench.e2e: of models, of length's time and memory, and of blocks that are kept."""
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from typing import Any, Dict, List
@@ -98,8 +97,11 @@ def ratios(rows: List[Dict[str, str]], path: str) -> None:
 
 
 def main(path: str, out: str) -> None:
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    if not os.path.exists(path):
+        raise measure.Failure(f"--csv {path}: No such file")
+    if not os.path.isdir(out):
+        raise measure.Failure(f"--out {out}: there is no such folder")
+    rows = measure.read_csv(path)
     drawn, stem = 0, os.path.splitext(os.path.basename(path))[0]
     for draw in (length, ratios, shares):
         try:
@@ -108,4 +110,4 @@ def main(path: str, out: str) -> None:
         except measure.Failure as problem:
             print(problem, file=sys.stderr)
     if not drawn:
-        raise measure.Failure(f"--plot: {path} has nothing to draw")
+        raise measure.Failure(f"--csv {path}: it has nothing to draw")

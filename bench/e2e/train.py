@@ -161,6 +161,7 @@ def main(run: Run) -> None:
         gc.collect()
         if run.on_gpu:
             torch.cuda.empty_cache()
+    steps = 20 if run.quick else 200
     for task in ("book", "copying"):
-        if run.wants(task):
-            losses(run, task, 20 if run.quick else 200)
+        if run.wants(f"{task}, {steps} steps"):
+            losses(run, task, steps)

@@ -213,6 +213,15 @@ def test_length(tmp_path):
     assert "libattn causal" in (tmp_path / "rows-length.svg").read_text()
 
 
+def test_slow_lengths_have_an_interval(monkeypatch):
+    """However long a length takes, it has the rounds of an interval of 95 %."""
+    rounds = []
+    monkeypatch.setattr(measure, "turns", lambda run, subjects, rounds=None: {name: [1e9] for name in subjects})
+    monkeypatch.setattr(measure, "compare", lambda *_, **of: rounds.append(of["rounds"]))
+    length.main(measure.Run("length", "cpu", True, 20, None, True, only="^128 rows"))
+    assert rounds == [measure.LEAST]
+
+
 def test_shares(tmp_path):
     """Time against the kept share is drawn where three shares or more were measured."""
     path = tmp_path / "rows.csv"
@@ -251,7 +260,9 @@ def test_only_and_seconds(tmp_path, capsys):
     assert {(row["case"], row["commit"]) for row in rows} == {("128 rows", "abc"), ("256 rows", "abc")}
     assert {row["rounds"] for row in rows if row["case"] == "256 rows"} == {"2", ""}
     assert main([*words, "--only", "none"]) == 2 and "--only none: no case" in capsys.readouterr().err
-    assert main([*words, "--seconds", "1e-9"]) == 2 and "nothing to measure" in capsys.readouterr().err
+    assert main([*words, "--seconds", "1e-9", "--only", "^128 rows"]) == 2
+    assert "--seconds 1e-09: no case was begun" in capsys.readouterr().err
+    assert main(["train", *words[1:], "--only", "^copying, 20 steps$"]) == 0
     run = measure.Run("x", "cpu", True, 20, None, True, seconds=1e-9)
     times = measure.turns(run, dict.fromkeys("ab", lambda: None))
     assert [len(taken) for taken in times.values()] == [measure.LEAST] * 2
@@ -263,6 +274,27 @@ def test_turns_rotate():
     run, called = measure.Run("x", "cpu", True, 3, None, True), []
     measure.turns(run, {name: lambda name=name: called.append(name) for name in "abc"})
     assert called == list("abc" "bca" "cab")
+    called.clear()  # and when a slow one has left
+    measure.turns(run, {name: lambda name=name: called.append(name) for name in ("eager", "a", "b")}, 10)
+    assert called[18:] == list("ab" "ba" "ab" "ba")
+
+
+def test_what_lacks_memory_or_a_kernel():
+    """Says so in PyTorch's words; no other error is taken for it, though CUDA's speak of memory and kernels."""
+    run = measure.Run("x", "cpu", True, 3, None, True)
+
+    def fail(text):
+        raise RuntimeError(text)
+
+    assert not measure.fits(run, lambda: torch.empty(1 << 50))
+    assert not measure.fits(run, lambda: fail("CUDA error: out of memory"))
+    q = torch.zeros(1, 1, 2, 8)
+    call = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)  # noqa: E731
+    assert measure.best_backend(run, call) == "math"
+    text = "CUDA error: an illegal memory access was encountered. CUDA kernel errors might be reported later."
+    for call in (measure.fits, measure.best_backend):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            call(run, lambda: fail(text))
 
 
 def test_blocks_keep_their_share():
@@ -304,15 +336,23 @@ def test_pathfinder():
 # ---- mistakes ----------------------------------------------------------------------------------
 
 
-def test_mistakes(tmp_path, capsys):
+def test_mistakes(tmp_path, capsys, monkeypatch):
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
+    kept = tmp_path / "kept.csv"
+    measure.write_csv(str(kept), [])
     calls = [(["length", "--rounds", "0"], "--rounds 0: it takes 1 or more"), (["plot"], "plot needs --csv"),
              (["length", "--seconds", "0"], "--seconds 0: it takes more than 0"),
              (["length", "--only", "("], "--only (: "), (["lra", "--steps", "0"], "--steps 0: it takes 1 or more"),
              (["lra", "--rate", "0"], "--rate 0: it takes more than 0"),
              (["plot", "--csv", str(tmp_path / "none")], "No such file"),
-             (["lra", "--quick", "--quiet", "--rounds", "1", "--csv", str(other)], "columns are not those")]
+             (["plot", "--csv", str(other)], "columns are not those"),
+             (["plot", "--csv", str(kept), "--out", str(tmp_path / "none")], "no such folder"),
+             (["length", "--device", "meta"], "--device meta: it takes cpu, or cuda"),
+             (["length", "--device", "gpu"], "--device gpu: it takes cpu, or cuda")]
+    monkeypatch.setattr(length, "main", lambda run: pytest.fail("measured before its file was looked at"))
+    calls += [(["length", "--csv", str(other)], "columns are not those"),
+              (["length", "--csv", str(tmp_path / "none" / "rows.csv")], "no such folder")]
     if not torch.cuda.is_available():
         calls.append((["train", "--device", "cuda"], "finds no CUDA GPU"))
     for words, text in calls:
@@ -323,11 +363,15 @@ def test_mistakes(tmp_path, capsys):
 
 def test_rows_of_other_parts_stay(tmp_path, capsys):
     path = str(tmp_path / "kept.csv")
+    (tmp_path / "kept.csv").touch()  # an empty file is a new one
     one, two = ({"part": part, "case": "c", "subject": "s", "ms": 1.5} for part in ("train", "length"))
     measure.write_csv(path, [one])
     measure.write_csv(path, [two])
     measure.write_csv(path, [dict(two, ms=2.5)])
     with open(path, encoding="utf-8", newline="") as file:
         assert [(row["part"], row["ms"]) for row in csv.DictReader(file)] == [("train", "1.5"), ("length", "2.5")]
+    with pytest.raises(ValueError):  # one that is ended while it writes keeps what there was
+        measure.write_csv(path, [dict(two, unknown=1)])
+    assert len(measure.read_csv(path)) == 2
     measure.print_json([one])
     assert json.loads(capsys.readouterr().out) == [one]
