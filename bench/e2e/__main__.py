@@ -19,6 +19,9 @@ import sys
 from typing import Any, List, Optional
 
 PARTS = ("train", "generate", "lra", "length")
+MEASURING = {"device", "dtype", "quick", "busy", "rounds", "only", "seconds", "commit", "csv", "json", "quiet"}
+TAKES = {**dict.fromkeys(PARTS, MEASURING), **dict.fromkeys(("lra", "all"), MEASURING | {"steps", "rate"}),
+         "plot": {"csv", "out"}}
 
 
 def main(words: Optional[List[str]] = None) -> int:
@@ -41,7 +44,7 @@ def main(words: Optional[List[str]] = None) -> int:
     parser.add_argument("--csv", metavar="FILE", help="keep the rows in this file, in place of old ones of these cases")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--out", default=".", help="plot: the folder of the figures")
+    parser.add_argument("--out", metavar="FOLDER", help="plot: where the figures go (here)")
     options = parser.parse_args(words)
     # Subjects take turns in one memory: blocks of fixed sizes that one leaves would be freed and made at each turn.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -62,10 +65,13 @@ def main(words: Optional[List[str]] = None) -> int:
             raise measure.Failure(f"--rate {options.rate:g}: it takes more than 0")
         if options.seconds is not None and not options.seconds > 0:
             raise measure.Failure(f"--seconds {options.seconds:g}: it takes more than 0")
+        given = {name for name, value in vars(options).items() if value not in (None, False)} - {"part"}
+        for name in sorted(given - TAKES[options.part]):
+            raise measure.Failure(f"--{name}: {options.part} does not take it")
         if options.part == "plot":
             if not options.csv:
                 raise measure.Failure("plot needs --csv FILE")
-            plots.main(options.csv, options.out)
+            plots.main(options.csv, options.out or ".")
             return 0
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         rows: List[Any] = []

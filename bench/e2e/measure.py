@@ -320,5 +320,6 @@ def write_csv(path: str, rows: Sequence[Dict[str, Any]]) -> None:
 
 
 def print_json(rows: Sequence[Dict[str, Any]]) -> None:
-    json.dump(rows, sys.stdout, indent=1, default=str)
+    known = [{key: None if value != value else value for key, value in row.items()} for row in rows]  # JSON has no NaN
+    json.dump(known, sys.stdout, indent=1, default=str, allow_nan=False)
     print()

@@ -270,6 +270,12 @@ def test_only_and_seconds(tmp_path, capsys):
     assert [len(taken) for taken in times.values()] == [measure.LEAST, 20]
 
 
+@pytest.mark.parametrize("words", [["train", "--steps", "9"], ["length", "--rate", "1"], ["plot", "--quick"],
+                                   ["all", "--out", "x"]], ids=lambda words: " ".join(words[:2]))
+def test_options_of_other_parts(words, capsys):
+    assert main(words) == 2 and f"{words[1]}: {words[0]} does not take it" in capsys.readouterr().err
+
+
 def test_turns_rotate():
     run, called = measure.Run("x", "cpu", True, 3, None, True), []
     measure.turns(run, {name: lambda name=name: called.append(name) for name in "abc"})
