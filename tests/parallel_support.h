@@ -295,6 +295,13 @@ static inline void parallel_judge(const check_problem *problem, const check_refe
                                                                     : check_gradients_compare(problem, reference);
     parallel_errors all = parallel_errors_of(problem, reference);
     snprintf(message, 200, "%s", error.message);
+    const attn_desc *d = &problem->resolved;
+    bool packed = d->flags & ATTN_VARLEN && d->direction == ATTN_FORWARD && problem->args.lse;
+    for (int64_t i = packed ? problem->args.cu_lens_q[d->batch] : d->total_q; i < d->total_q && !message[0]; i++)
+        for (int64_t h = 0; h < d->heads_q; h++)
+            if (problem->args.lse[h * d->total_q + i] != -INFINITY)
+                snprintf(message, 200, "LSE %g of row %lld, which is of no sequence",
+                         (double)problem->args.lse[h * d->total_q + i], (long long)i);
     for (int g = 0; g < 3 && !message[0]; g++)
         if (all.rms[g] > 1.2 * one->rms[g])
             snprintf(message, 200, "error %g of output %d is more than 1.2 x one device's %g", all.rms[g], g,
