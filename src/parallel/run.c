@@ -282,7 +282,6 @@ static void add_block(run *r, int32_t of, const char *block, char *grads)
         }
         float *lse = a.lse;
         a.o = at(r, room->part_o), a.lse = at(r, room->part_lse);
-        empty(a.lse, attn_shape_of(&plan->local).q[0] * plan->local.heads_q * rows_of(r, c).rows);
         compute(r, pair, &a);
         merge(r, plan->add[c], (const void *[]){ at(r, room->o[c]), a.o }, (const float *[]){ lse, a.lse },
               at(r, room->o[c]), lse);

@@ -16,8 +16,6 @@ MUTANTS = [
      "ranks: each chunk has a prefix", "parallel"),
     (LAYOUT, "if (k < seen.lo) seen.lo = k;", "seen.lo = 0;", "ranks: a chunk that nobody sees is sent", "parallel"),
     (RUN, "attn_tensor_batch(&r->plan->whole, b) * heads + h;", "b * heads + h;", "ranks: packed LSEs lie where those of a batch do", "parallel"),
-    (RUN, "empty(a.lse, attn_shape_of(&plan->local).q[0] * plan->local.heads_q * rows_of(r, c).rows);", "",
-     "ranks: rows of no sequence are merged", "parallel"),
     (RUN, "back = attn_rank_sees(plan, r->args, user, me);", "back = attn_rank_sees(plan, r->args, me, user);",
      "ring: gradients are awaited from ranks that have none", "parallel"),
     (RUN, "if (backward && h) memset(grads, 0, plan->gradient.bytes);", "", "ring: gradients of two steps are added up", "parallel"),
