@@ -212,13 +212,6 @@ static void merge(run *r, const attn_merge_plan *plan, const void *const *o, con
     if (!r->status) r->status = attn_merge_run(plan, &a, r->stream);
 }
 
-/* LSEs of rows that see nothing: what a run leaves of rows outside every sequence. */
-static void empty(float *lse, int64_t lines)
-{
-    for (int64_t i = 0; i < lines; i++)
-        lse[i] = -INFINITY;
-}
-
 /* Floats of gradients of slopes and sinks. */
 static int64_t sums_of(const run *r)
 {
@@ -226,7 +219,7 @@ static int64_t sums_of(const run *r)
     return (d->alibi_batch + 1) * d->heads_q;
 }
 
-/* Begins the sums of all rows. Rows outside every sequence stay 0. */
+/* Begins the sums of all rows. Those of rows outside every sequence are never written out. */
 static void start(run *r)
 {
     const attn_desc *d = &r->plan->local;
@@ -244,7 +237,6 @@ static void start(run *r)
         if (d->flags & ATTN_SINK) a.sink = r->args->sink;
         if (forward) {
             a.o = at(r, room->o[c]);
-            memset(a.o, 0, (size_t)(lines * d->dim_v) * 4), empty(a.lse, lines);
         } else {
             a.o = (void *)(uintptr_t)row_at(r, r->args->o, &o, c);
             memset(a.grad_q, 0, (size_t)(lines * d->dim_qk) * 4), memset(a.delta, 0, (size_t)lines * 4);
@@ -386,7 +378,6 @@ static void run_all_gather(run *r)
         if (!rows_of(r, c).rows) continue;
         attn_args a = args_of(r, c, all);
         if (plan->whole.flags & ATTN_SINK) a.sink = r->args->sink;
-        empty(a.lse, attn_shape_of(&plan->local).q[0] * plan->whole.heads_q * rows_of(r, c).rows);
         a.k = at(r, room->k), a.v = at(r, room->v);
         a.o = (void *)(uintptr_t)row_at(r, r->args->o, &o, c);
         compute(r, plan->all[c], &a);
