@@ -96,7 +96,7 @@ static bool init_pages(attn_bench_tensors *t, const attn_desc *desc)
     return true;
 }
 
-/* Of elements of a byte: 1, as many as strides tell apart. */
+/* Scales of elements of a byte, all of them 1. */
 static const float *init_scales(attn_bench_tensors *t, const int64_t extent[4], const int64_t stride[4])
 {
     int64_t lo, hi;

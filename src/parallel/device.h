@@ -12,7 +12,7 @@ attn_status attn_parallel_device_create(attn_parallel_plan *plan);
 
 void attn_parallel_device_destroy(attn_parallel_plan *plan);
 
-/* The pieces that heads are computed in, as "2 pieces of 1 and 7 KV heads". */
+/* The pieces that heads are computed in, as "2 pieces of the KV heads: 1, 7". */
 enum { ATTN_PIECES_TEXT = 100 };
 void attn_parallel_device_pieces(const attn_parallel_plan *plan, char text[ATTN_PIECES_TEXT]);
 
