@@ -151,6 +151,7 @@ static void ask_features(FILE *requests, const attn_bench_case *item)
         fprintf(requests, " bias=%s:%lld:%lld:%lld:%lld:%d", attn_dtype_name(d->bias_dtype), (long long)e[0],
                 (long long)e[1], (long long)e[2], (long long)e[3], item->gradients);
     if (d->flags & places || d->bits_keys || item->shift) fprintf(requests, " places=1");
+    if (d->q_scale_rows) fprintf(requests, " block-scales=1");
 }
 
 /* What the CPU's peer makes a mask of, too. */

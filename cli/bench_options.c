@@ -157,7 +157,8 @@ static const attn_option options[] = {
       "flashinfer, all through PyTorch, none (cudnn); of several\neach takes its turn beside each case" },
     { "peer-library", 0, "FILE", attn_parse_text, AT(peer_library),
       "another build of libattn as the peer, both in this process: the shared library" },
-    { "fa3", 0, "PATH", attn_parse_text, AT(fa3), "for --peer fa3: the folder of a built flash_attn_interface" },
+    { "fa3", 0, "PATH", attn_parse_text, AT(fa3),
+      "for --peer fa3: the folder of a built\nflash_attn_interface (Python's package fa3-fwd)" },
     { "python", 0, "FILE", attn_parse_text, AT(python), "the Python that has PyTorch, for --peer torch (python3)" },
     { "repeat", 0, "N", parse_repeat, AT(repeat), "rounds, of which the median counts (7)" },
     { "min-time", 0, "SECONDS", attn_parse_positive, AT(min_time), "least length of a turn (0.1)" },
@@ -287,7 +288,7 @@ static bool check(const attn_bench_options *o)
             return attn_bench_fail("--peer none: takes no other beside it");
         fa3 = fa3 || peer == ATTN_PEER_FA3;
     }
-    if (fa3 != (o->fa3 != NULL)) return attn_bench_fail("--peer fa3 and --fa3 PATH go together");
+    if (o->fa3 && !fa3) return attn_bench_fail("--fa3 %s: goes with --peer fa3", o->fa3);
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
     if (o->kv_dtype && o->suites != attn_bench_suite_find("decode"))
         return attn_bench_fail("--kv-dtype %s: goes with --suite decode", attn_dtype_name(o->kv_dtype));

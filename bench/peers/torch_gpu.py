@@ -8,16 +8,17 @@ Requests on stdin, one per line, each answered by one line on stdout:
     memory 1    -> the most bytes that a call allocates, its inputs and results among them
 The first line out is `ready VERSION` or `error WHY`. Ends with its stdin.
 BACKEND is cudnn, fa2, efficient or math (scaled_dot_product_attention held to it), flex (compiled FlexAttention), fa3
-(flash_attn_interface from the folder FA3), fa4 (flash_attn.cute, the package flash-attn-4) or flashinfer (its package,
-decode alone). PASS is fwd, decode (a forward over a cache of keys, as a CUDA graph), bwd (from a forward that is not
+(flash_attn_interface from the folder FA3; -: the package fa3-fwd, forward alone), fa4 (flash_attn.cute, the package
+flash-attn-4) or flashinfer (its package, decode alone). DTYPE may be e4m3 with fa3: scales of 1 per sequence and head,
+and O in bf16. PASS is fwd, decode (a forward over a cache of keys, as a CUDA graph), bwd (from a forward that is not
 timed) or fwdbwd. MASK is full, causal, window (causal, LEFT keys before the row's own), documents (causal within runs
 of LEN keys) or sink, which no backend has. KEYS is apart, packed (sequences of LEN rows and keys back to back, each by
 itself), pages:SIZE (LEN keys of each sequence, or LEN_KV, in pages of SIZE in order) or cascade:SIZE (besides LEN_KV
 keys in common, in pages before theirs; flashinfer alone). NAME=VALUE is a feature beside the mask: full=1 (what MASK
 names is not causal), window=LEFT, chunk=KEYS, prefix=KEYS, bits=SHARE:BATCH:HEADS (a bit per pair, so many of them
 set), blocks=SIZE:SHARE (in each row of blocks so many), softcap=CAP, alibi=1, dropout=P,
-bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too), places=1 (of rows and keys, which no
-backend has). Tensors are contiguous, random normal, in the order of axes that suits the backend. A call is timed
+bias=DTYPE:BATCH:HEADS:ROWS:KEYS:GRAD (extents; GRAD 1: its gradient, too), places=1 (of rows and keys) and
+block-scales=1, which no backend has. Tensors are contiguous, random normal, in the order of axes that suits the backend. A call is timed
 between two events, L2 overwritten before.
 """
 
@@ -33,7 +34,7 @@ except ImportError as error:
     print("error", error, flush=True)
     sys.exit(1)
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
@@ -52,6 +53,13 @@ class Problem:
         self.packed, self.cascade = keys == "packed", keys.startswith("cascade:")
         self.page = int(keys.partition(":")[2] or 0)
 
+    @property
+    def one_byte(self):
+        return self.dtype == DTYPES["e4m3"]
+
+    def normal(self, shape):
+        return torch.randn(shape, device="cuda", dtype=DTYPES["bf16"] if self.one_byte else self.dtype).to(self.dtype)
+
     def tensors(self, rows_first, rows, keys, batch):
         """q, k, v and the gradient of the output."""
         shapes = [(self.heads_q, rows, self.dim_qk), (self.heads_kv, keys, self.dim_qk), (self.heads_kv, keys, self.dim_v),
@@ -59,7 +67,7 @@ class Problem:
         made = []
         for heads, length, dim in shapes:
             shape = (batch, length, heads, dim) if rows_first else (batch, heads, length, dim)
-            made.append(torch.randn(shape, device="cuda", dtype=self.dtype))
+            made.append(self.normal(shape))
         for tensor in made[:3]:
             tensor.requires_grad_(self.what in ("bwd", "fwdbwd"))
         return made
@@ -106,7 +114,7 @@ class Problem:
         counts = (lens + size - 1) // size
         shapes = [(self.batch, self.len_q, self.heads_q, self.dim_qk)]
         shapes += [(int(counts.sum()), size, self.heads_kv, dim) for dim in (self.dim_qk, self.dim_v)]
-        return lens, counts, [torch.randn(shape, device="cuda", dtype=self.dtype) for shape in shapes]
+        return lens, counts, [self.normal(shape) for shape in shapes]
 
 
 def compiled_flex():
@@ -210,10 +218,19 @@ def sdpa(p):
 
 
 def fa3(p):
-    if p.fa3 not in sys.path:
-        sys.path.insert(0, p.fa3)
-    import flash_attn_interface
-    return (flash_cache if p.what == "decode" else flash_attention)(p, flash_attn_interface)
+    if p.fa3 == "-":
+        import fa3_fwd_interface as module
+    else:
+        if p.fa3 not in sys.path:
+            sys.path.insert(0, p.fa3)
+        import flash_attn_interface as module
+    return (flash_cache if p.what == "decode" else flash_attention)(p, module)
+
+
+def flash_scales(p):
+    """What FlashAttention-3 asks for beside q, k and v of e4m3."""
+    one = torch.ones(len(p.lens) if p.packed else p.batch, p.heads_kv, device="cuda")
+    return dict.fromkeys(("q_descale", "k_descale", "v_descale"), one) if p.one_byte else {}
 
 
 def fa4(p):
@@ -228,7 +245,7 @@ def flash_attention(p, module):
     p.only("softcap")
     if p.mask == "documents":
         raise ValueError("FlashAttention has no documents")
-    how = {"causal": p.mask != "full"}
+    how = {"causal": p.mask != "full"} | flash_scales(p)
     if p.mask == "window":
         how["window_size"] = (p.left, 0)
     if "softcap" in p.features:
@@ -245,7 +262,7 @@ def flash_attention(p, module):
 
 def flash_cache(p, module):
     """FlashAttention-3 over a cache; where lengths differ, what it prepares of them is in the call."""
-    how = {"causal": p.mask != "full"}
+    how = {"causal": p.mask != "full"} | flash_scales(p)
     if p.mask == "window":
         how["window_size"] = (p.left, 0)
     if p.page:
@@ -355,6 +372,8 @@ def setup(words):
     p = Problem(words)
     if p.mask == "sink":
         raise ValueError("sinks are not measured")
+    if p.one_byte and p.backend != "fa3":
+        raise ValueError("%s takes no e4m3" % p.backend)
     known = {"flex": flex, "fa3": fa3, "fa4": fa4, "flashinfer": flashinfer}
     attend, inputs, grad = known.get(p.backend, sdpa)(p)
     if p.what == "fwd":
