@@ -72,6 +72,10 @@ struct config {
     /* Ping-pong warpgroups wait for turns to issue products. */
     static constexpr bool turns = pingpong && (!one_byte || sliced);
 
+    /* E4M3: before a tile's exponentials, consumers look whether what its products read is there. Else they wait for
+     * it where they need it, 50 clocks even if it is: registers have no room for what was seen. */
+    static constexpr bool looks_ahead = one_byte && !two_outputs;
+
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
     static constexpr int held_of_bytes = dim_v == 192 ? 96 : dim_v > 64 ? 0 : dim;

@@ -55,12 +55,47 @@ template <class tile, int count> struct rows_of_tile : tile {
     static constexpr int rows = count;
 };
 
-/* S of a half of the keys of a stage, asynchronously. */
-DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, int stage, int half)
+DEVICE pipeline_state next_tile(const consumer *c)
+{
+    pipeline_state next = c->kv;
+    advance(&next, config::stages);
+    return next;
+}
+
+/* Looks for what the products after the exponentials of the tile in S read. */
+DEVICE void look_ahead(const shared *s, const consumer *c, promoted_fragments *f)
+{
+    pipeline_state next = next_tile(c);
+    f->k_there = barrier_test(BARRIER(s, kv[K].full[next.index]), next.phase);
+    f->v_there = barrier_test(BARRIER(s, kv[V].full[c->kv.index]), c->kv.phase);
+    f->k = k_address(s, next.index), f->v = v_address(s, c->kv.index);
+}
+
+/* Waits for it. */
+template <bool last>
+DEVICE void wait_for_operands(const shared *s, const consumer *c, const promoted_fragments *f, pipeline_state next)
+{
+    if (!last && !(config::looks_ahead && f->k_there)) wait_full(s, K, next);
+    if (!(config::looks_ahead && f->v_there)) wait_full(s, V, c->kv);
+}
+
+DEVICE u32 next_k(const shared *s, const promoted_fragments *f, pipeline_state next)
+{
+    return config::looks_ahead ? f->k : k_address(s, next.index);
+}
+
+DEVICE u32 v_in_hand(const shared *s, const consumer *c, const promoted_fragments *f)
+{
+    return config::looks_ahead ? f->v : v_address(s, c->kv.index);
+}
+
+/* S of a half of the keys at k, asynchronously. */
+DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, u32 k, int half)
 {
     constexpr int keys = config::one_byte ? config::keys / 2 : config::keys; /* kernels of 16 bits compile this, too */
     using tile = rows_of_tile<config::k_tile, keys>;
-    u32 q = q_address(s, c), k = k_address(s, stage) + half * keys * tile::width;
+    u32 q = q_address(s, c);
+    k += half * keys * tile::width;
     float *score = f->s + half * SCORES / 2;
 #pragma unroll
     for (int i = 0; i < config::dim / config::step; i++)
@@ -72,9 +107,8 @@ DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments
 }
 
 /* P V of a tile, asynchronously. */
-DEVICE void issue_tile_pv(const shared *s, promoted_fragments *f, int stage)
+DEVICE void issue_tile_pv(promoted_fragments *f, u32 v)
 {
-    u32 v = v_address(s, stage);
 #pragma unroll
     for (int i = 0; i < config::keys / config::step; i++)
         multiply_registers<config::dtype, config::v_tile>(f->tile, f->p + 4 * i, v, i, i > 0);
@@ -153,7 +187,7 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
     pin_floats(f->s + !FIRST_HALF * SCORES / 2, SCORES / 2);
     release_stage(s, K, c->kv.index);
     find_greatest_bits(f->s, !FIRST_HALF, greatest);
-    if (masked) {
+    if (unlikely(masked)) {
         if (config::block_scales) scale_products(f);
         change_and_mask(p, s, c, f->s, first);
         if (config::block_scales) find_all_greatest_bits(f->s, greatest); /* here: else S is copied, and spilled */
@@ -161,12 +195,13 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
         change_special(p, &c->special, f->s, c->key0), count_scored(s, c);
         if (config::block_scales) scale_to_log2(f);
     }
-    if ((masked && !config::block_scales) || config::softcap) {
+    if (unlikely(masked && !config::block_scales) || config::softcap) {
         find_all_greatest_bits(f->s, greatest);
     }
     score_scale scale = scale_of_tile(p, c, f);
     find_tile_max(f, &c->m, &scale, greatest, &f->max);
     f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
+    if (config::looks_ahead) look_ahead(s, c, f);
     if (!config::sliced) exponentiate_some(f, &scale, 0, SCORES / 4);
 }
 
@@ -174,26 +209,24 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
 template <bool last>
 DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    pipeline_state next = c->kv;
+    pipeline_state next = next_tile(c);
     score_scale scale = scale_of_tile(p, c, f);
-    advance(&next, config::stages);
-    if (!last) wait_full(s, K, next);
-    wait_full(s, V, c->kv);
+    wait_for_operands<last>(s, c, f, next);
     promote(f);
     exponentiate_some(f, &scale, SCORES / 4, SCORES / 2);
     pack_some(f, 0, config::keys / 64);
     if (EARLY && !last) {
         wgmma_fence();
-        issue_half_qk(s, c, f, next.index, 0);
+        issue_half_qk(s, c, f, next_k(s, f, next), 0);
     }
     exponentiate_some(f, &scale, SCORES / 2, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, config::keys / 64, config::keys / 32);
     f->factor[0] = f->max.factor[0], f->factor[1] = f->max.factor[1];
     wgmma_fence();
-    if (!EARLY && !last) issue_half_qk(s, c, f, next.index, 0);
-    if (!last) issue_half_qk(s, c, f, next.index, 1);
-    issue_tile_pv(s, f, c->kv.index);
+    if (!EARLY && !last) issue_half_qk(s, c, f, next_k(s, f, next), 0);
+    if (!last) issue_half_qk(s, c, f, next_k(s, f, next), 1);
+    issue_tile_pv(f, v_in_hand(s, c, f));
 }
 
 /* ---- PV in slices, dim_v above 128 --------------------------------------------------------------- */
@@ -203,13 +236,14 @@ DEVICE float *slice_of(promoted_fragments *f, int i)
     return f->s + i % 2 * SCORES / 2;
 }
 
-/* P V of a slice of columns of the tile at v, asynchronously. */
-DEVICE void issue_slice(promoted_fragments *f, u32 v, int i)
+/* P V of a slice of columns, asynchronously. */
+DEVICE void issue_slice(promoted_fragments *f, int i)
 {
     using slice = rows_of_tile<config::v_tile, SLICE>;
 #pragma unroll
     for (int k = 0; k < config::keys / config::step; k++)
-        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, v + i * SLICE * slice::width, k, k > 0);
+        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, f->v + i * SLICE * slice::width, k,
+                                                 k > 0);
     wgmma_commit();
 }
 
@@ -225,20 +259,17 @@ DEVICE void promote_slice(promoted_fragments *f, int i)
 template <bool last>
 DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    pipeline_state next = c->kv;
-    advance(&next, config::stages);
+    pipeline_state next = next_tile(c);
     score_scale scale = scale_of_tile(p, c, f);
     exponentiate_some(f, &scale, 0, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, 0, config::keys / 32);
     pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
-    u32 v = v_address(s, c->kv.index);
-    if (!last) wait_full(s, K, next);
-    wait_full(s, V, c->kv);
+    wait_for_operands<last>(s, c, f, next);
     if (config::turns && !last) wait_turn(c);
     wgmma_fence();
-    issue_slice(f, v, 0);
-    issue_slice(f, v, 1);
+    issue_slice(f, 0);
+    issue_slice(f, 1);
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
         if (i + 1 < SLICES || !last)
@@ -248,9 +279,9 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
         promote_slice(f, i);
         wgmma_fence();
         if (i + 2 < SLICES)
-            issue_slice(f, v, i + 2);
+            issue_slice(f, i + 2);
         else if (!last)
-            issue_half_qk(s, c, f, next.index, i % 2);
+            issue_half_qk(s, c, f, next_k(s, f, next), i % 2);
     }
     if (config::turns && !last) pass_turn(c);
     release_stage(s, V, c->kv.index);
@@ -280,8 +311,9 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, pr
     f->factor[0] = f->factor[1] = 0;
     wait_full(s, K, c->kv);
     wgmma_fence();
-    issue_half_qk(s, c, f, c->kv.index, FIRST_HALF);
-    issue_half_qk(s, c, f, c->kv.index, !FIRST_HALF);
+    u32 k = k_address(s, c->kv.index);
+    issue_half_qk(s, c, f, k, FIRST_HALF);
+    issue_half_qk(s, c, f, k, !FIRST_HALF);
     begin_softmax<0>(p, s, c, f, true, true);
 }
 

@@ -28,10 +28,12 @@ struct tile_max {
 struct promoted_fragments {
     float s[SCORES], o[config::dim_v / 2] = {}, tile[config::sliced ? 1 : config::dim_v / 2] = {};
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float factor[2];   /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
-    tile_max max;      /* of the tile in S */
-    float sum[4];      /* of its P */
-    score_scale scale; /* BLOCK_SCALES: of the tile in S */
+    float factor[2];       /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
+    tile_max max;          /* of the tile in S */
+    float sum[4];          /* of its P */
+    score_scale scale;     /* BLOCK_SCALES: of the tile in S */
+    bool k_there, v_there; /* config::looks_ahead: the next K, and the V of the tile in S, have been seen */
+    u32 k, v;              /* their shared addresses */
 };
 
 DEVICE score_scale scale_of_tile(const attn_sm90_params *p, const consumer *c, const promoted_fragments *f)
