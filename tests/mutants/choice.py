@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 
-MOST = 8
+MOST = 6
 BASE = "tests/mutants/base"
 LISTS = "tests/mutants/mutants_*.py"
 FOLDERS = ("src", "include", "", "device", "check", "bench", "cli", "tests", "examples/gpt")
