@@ -199,6 +199,13 @@ static inline u64 atomicCAS(u64 *word, u64 expected, u64 x)
     return before;
 }
 
+static inline u32 atomicMax(u32 *most, u32 x)
+{
+    u32 before = *most;
+    if (x > before) *most = x;
+    return before;
+}
+
 static inline float atomicAdd(float *sum, float x)
 {
     float before = *sum;
