@@ -7,38 +7,34 @@
 
 #include "api/quant.h"
 #include "base/error.h"
+#include "cuda/common/pages_params.h"
+#include "cuda/common/params.h"
 #include "cuda/common/quant_params.h"
 #include "cuda/load.h"
+#include "cuda/params.h"
 #include "num/half.h"
 
-enum {
-    PIECE = 8, /* columns */
-    WARP = 32,
-    TILE = 64,          /* rows of a unit, where scale_rows does not say it */
-    CHANNELS_TILE = 256 /* of which the greatest of each channel is kept in registers */
-};
+enum { PIECE = 8 /* columns */, WARP = 32, CHANNELS_TILE = 256 /* rows */, MEAN_COLUMNS = 32 };
 
 enum {
-    BLOCKS_MOST = 1024, /* threads of a unit in registers */
-    MEANS_MOST = 512,   /* the same where there are means */
-    STEP = 256,         /* of a unit that is read in steps */
-    SCALES = 256,
-    MEAN_PARTS = 256,
-    MEAN = 128
+    THREADS = 256,     /* of a block, where nothing else is said */
+    BLOCKS_MOST = 768, /* of a unit in registers; a multiprocessor has registers for so many, too */
+    MEANS_MOST = 512   /* of a unit where there are means */
 };
 
 typedef struct kernel {
     CUfunction function; /* NULL: it is not needed */
     int64_t x, y;        /* blocks */
-    unsigned threads;
+    unsigned threads, shared;
 } kernel;
 
 typedef struct quant_plan {
     const attn_cuda_driver *driver;
     unsigned long long context;
-    attn_cuda_quant_params params, sums; /* complete but for addresses and passes; sums: of the mean's parts */
-    kernel values, dots, scales, mean_parts, mean;
-    bool own; /* scales: of one unit each */
+    attn_cuda_quant_params params, sums,
+        products; /* complete but for addresses and passes; sums: of the mean's parts */
+    kernel values, stream, whole, dots, scales, mean_parts, mean; /* stream: values where x is wide; whole: and out */
+    bool own;                                                     /* scales: of one unit each */
 } quant_plan;
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -56,7 +52,7 @@ static void fill_signs(const attn_quant_plan *plan, attn_cuda_quant_params *p)
 static void fill(const attn_quant_plan *plan, attn_cuda_quant_params *p)
 {
     const attn_quant_desc *d = &plan->desc;
-    int64_t extent[4], kv_heads = d->flags & ATTN_QUANT_DOT ? d->mean_heads : d->heads;
+    int64_t extent[4], mean_heads = d->flags & ATTN_QUANT_DOT ? d->mean_heads : d->heads;
     attn_quant_scale_extent(d, extent);
     *p = (attn_cuda_quant_params){ .subtract = !!(d->flags & ATTN_QUANT_MEAN),
                                    .batch = (int)d->batch,
@@ -67,13 +63,15 @@ static void fill(const attn_quant_plan *plan, attn_cuda_quant_params *p)
                                    .rotate = (int)d->rotate,
                                    .out_dtype = (int)d->out_dtype,
                                    .scale_rows = (int)d->scale_rows,
-                                   .scale_group = (int)(d->heads / d->scale_heads),
-                                   .mean_group = (int)(d->heads / kv_heads),
-                                   .mean_heads = (int)kv_heads,
+                                   .scale_shift = d->scale_rows ? __builtin_ctz((unsigned)d->scale_rows) : 31,
+                                   .by_group = attn_cuda_divisor_of(d->heads / d->scale_heads),
+                                   .by_mean = attn_cuda_divisor_of(d->heads / mean_heads),
+                                   .mean_heads = (int)mean_heads,
                                    .factor = attn_quant_factor(d),
-                                   .lanes = 4 };
-    while (PIECE * ATTN_CUDA_QUANT_PIECES * p->lanes < d->dim)
-        p->lanes *= 2;
+                                   .lane_bits = 1 };
+    while ((PIECE * ATTN_CUDA_QUANT_PIECES) << p->lane_bits < d->dim)
+        p->lane_bits++;
+    p->lanes = 1 << p->lane_bits;
     for (int i = 0; i < 4; i++)
         p->scale_stride[i] = d->scale_stride[i], p->scale_extent[i] = extent[i];
     for (int i = 0; i < 3; i++)
@@ -81,13 +79,15 @@ static void fill(const attn_quant_plan *plan, attn_cuda_quant_params *p)
     fill_signs(plan, p);
 }
 
-/* Tiles of so many rows, of all sequences. */
-static int64_t tiles_of(const attn_quant_desc *d, attn_cuda_quant_params *p, int64_t rows)
+/* Tiles of so many rows, at least one, of all sequences; units of so many heads. Returns how many units there are. */
+static int64_t cut(const attn_quant_desc *d, attn_cuda_quant_params *p, int64_t rows, int64_t heads)
 {
     int64_t tiles = attn_ceil_div(d->rows, rows), all = d->batch * tiles;
-    p->tile = (int)rows, p->tiles = (int)tiles;
-    if (d->flags & ATTN_QUANT_VARLEN && d->total / rows + d->batch < all) return d->total / rows + d->batch;
-    return all;
+    p->tile = (int)rows, p->tiles = (int)tiles, p->unit_heads = (int)heads, p->tile_units = (int)(d->heads / heads);
+    p->by_tiles = attn_cuda_divisor_of(tiles ? tiles : 1);
+    p->by_units = attn_cuda_divisor_of(d->heads / heads), p->by_unit_heads = attn_cuda_divisor_of(heads);
+    if (d->flags & ATTN_QUANT_VARLEN && d->total / rows + d->batch < all) all = d->total / rows + d->batch;
+    return all * (d->heads / heads);
 }
 
 /* attn_quant_<kernel>_<dtype>: as QUANT_KERNELS_OF of common/quant.h writes it. */
@@ -98,39 +98,80 @@ static attn_status load(const attn_quant_desc *d, const attn_cuda_context *conte
     if (k->x > INT32_MAX)
         return attn_fail(ATTN_UNSUPPORTED, "batch = %lld: on a GPU there are fewer than 2^31 blocks of rows, not %lld",
                          (long long)d->batch, (long long)k->x);
-    return attn_cuda_load(context, NULL, symbol, 0, &k->function);
+    return attn_cuda_load(context, NULL, symbol, k->shared, &k->function);
 }
 
-/* A unit of one tile and the heads of a scale, if its scale is of nothing else, or of a tile and a head. */
+/* Units whose scales are of nothing else: a block of all rows and heads that share one. False: there are none such. */
+static bool cut_own(const attn_quant_desc *d, quant_plan *own, int64_t most)
+{
+    int64_t heads = d->heads / d->scale_heads, lanes = own->params.lanes, rows = d->scale_rows;
+    if (rows == 0 && d->rows * heads * lanes <= most) rows = d->rows;
+    if (rows > d->rows) rows = d->rows;
+    if (rows < 1 || d->scale_rows == 1 || d->scale_stride[3] || !attn_quant_is_own(d, attn_ceil_div(d->rows, rows)))
+        return false;
+    own->values = (kernel){ .x = cut(d, &own->params, rows, heads), .y = 1, .threads = THREADS };
+    int64_t threads = attn_round_up(rows * heads * lanes, WARP);
+    if (threads <= most) own->values.threads = (unsigned)threads;
+    return true;
+}
+
+/* Units of one head, whose rows have scales of their own, or whose scales others share. */
+static void cut_shared(const attn_quant_desc *d, quant_plan *own)
+{
+    int64_t lanes = own->params.lanes, rows = d->scale_stride[3] ? CHANNELS_TILE : THREADS / lanes;
+    if (d->scale_rows > 1 && rows > d->scale_rows) rows = d->scale_rows;
+    if (d->rows < rows && d->rows > 0) rows = d->rows;
+    unsigned threads = (unsigned)attn_round_up(rows * lanes, WARP);
+    own->values =
+        (kernel){ .x = cut(d, &own->params, rows, 1), .y = 1, .threads = threads < THREADS ? threads : THREADS };
+}
+
+static attn_status load_stream(const attn_quant_desc *d, const attn_cuda_context *context, quant_plan *own)
+{
+    const bool whole = d->rotate == d->dim && (d->dim == 64 || d->dim == 128 || d->dim == 256);
+    kernel k = { .x = own->values.x, .y = 1, .threads = own->values.threads };
+    char name[32];
+    int64_t most = (int64_t)context->device->multiprocessors * (BLOCKS_MOST / k.threads);
+    own->params.units = (int)k.x;
+    k.shared = ATTN_CUDA_QUANT_STREAMED(k.threads);
+    if (k.x > most) k.x = most;
+    own->stream = own->whole = k;
+    attn_status status = load(d, context, "stream", &own->stream);
+    if (status || !whole) return status;
+    snprintf(name, sizeof name, "stream_%d", (int)d->dim);
+    return load(d, context, name, &own->whole);
+}
+
+/* Products of queries whose scales are of channels: a pass of their own, in units that fit a block. */
+static attn_status load_dots(const attn_quant_desc *d, const attn_cuda_context *context, quant_plan *own)
+{
+    own->products = own->params;
+    own->dots = (kernel){ .x = cut(d, &own->products, THREADS / own->params.lanes, 1), .y = 1, .threads = THREADS };
+    return load(d, context, "blocks_means", &own->dots);
+}
+
 static attn_status load_values(const attn_quant_desc *d, const attn_cuda_context *context, quant_plan *own)
 {
-    attn_cuda_quant_params *p = &own->params;
     bool means = d->flags & (ATTN_QUANT_MEAN | ATTN_QUANT_DOT), channels = d->scale_stride[3] != 0;
-    int64_t most = means ? MEANS_MOST : BLOCKS_MOST, lanes = p->lanes, heads = p->scale_group;
-    int64_t rows = d->scale_rows > 1                                      ? d->scale_rows
-                   : d->scale_rows == 1 || d->rows * heads * lanes > most ? TILE
-                                                                          : d->rows;
-    if (d->rows < rows) rows = d->rows;
-    own->own = rows > 0 && !channels && attn_quant_is_own(d, attn_ceil_div(d->rows, rows)) &&
-               (d->scale_rows != 1 || heads == 1);
-    if (!own->own) rows = channels ? CHANNELS_TILE : TILE;
-    p->unit_heads = own->own ? (int)heads : 1;
-    own->values.x = tiles_of(d, p, rows) * (d->heads / p->unit_heads);
-    int64_t threads = attn_round_up(rows * p->unit_heads * lanes, WARP);
-    bool fits = own->own && d->scale_rows != 1 && threads <= most;
-    own->values.threads = (unsigned)(fits ? threads : threads < STEP && !channels ? threads : STEP);
-    const char *name = channels ? "channels" : !fits ? "rows" : means ? "blocks_means" : "blocks";
+    int64_t most = means ? MEANS_MOST : BLOCKS_MOST, group = d->heads / d->scale_heads;
+    own->own = cut_own(d, own, most);
+    if (!own->own) {
+        cut_shared(d, own);
+        own->own = d->scale_rows == 1 && group == 1 && d->rows > 0 && attn_quant_is_own(d, own->params.tiles);
+    }
+    bool fits = (int64_t)own->params.tile * own->params.unit_heads * own->params.lanes <= own->values.threads;
+    const char *name = channels ? "channels" : !fits ? "steps" : means ? "blocks_means" : "blocks";
     attn_status status = load(d, context, name, &own->values);
+    if (!status && fits && !channels && !means && d->dtype != ATTN_F32) return load_stream(d, context, own);
     if (status || !channels || !(d->flags & ATTN_QUANT_DOT)) return status;
-    own->dots = own->values;
-    return load(d, context, "rows", &own->dots);
+    return load_dots(d, context, own);
 }
 
 static attn_status load_scales(const attn_quant_desc *d, const attn_cuda_context *context, quant_plan *own)
 {
     const long long *n = own->params.scale_extent;
     bool empty = d->rows == 0 || d->flags & ATTN_QUANT_VARLEN; /* blocks without rows */
-    own->scales = (kernel){ .x = attn_ceil_div(n[0] * n[1] * n[2] * n[3], SCALES), .y = 1, .threads = SCALES };
+    own->scales = (kernel){ .x = attn_ceil_div(n[0] * n[1] * n[2] * n[3], THREADS), .y = 1, .threads = THREADS };
     return own->own && !empty ? ATTN_OK : load(d, context, "scales", &own->scales);
 }
 
@@ -138,10 +179,10 @@ static attn_status load_means(const attn_quant_desc *d, const attn_cuda_context 
 {
     if (!(d->flags & ATTN_QUANT_MEAN)) return ATTN_OK;
     own->sums = own->params;
-    own->mean_parts = (kernel){ .x = tiles_of(d, &own->sums, ATTN_CUDA_QUANT_SUM),
-                                .y = attn_ceil_div(d->heads * attn_ceil_div(d->dim, PIECE), MEAN_PARTS),
-                                .threads = MEAN_PARTS };
-    own->mean = (kernel){ .x = d->batch * attn_ceil_div(d->heads * d->dim, MEAN), .y = 1, .threads = MEAN };
+    own->mean_parts = (kernel){ .x = cut(d, &own->sums, ATTN_CUDA_QUANT_SUM, d->heads),
+                                .y = attn_ceil_div(d->heads * attn_ceil_div(d->dim, PIECE), THREADS),
+                                .threads = THREADS };
+    own->mean = (kernel){ .x = d->batch * d->heads * attn_ceil_div(d->dim, MEAN_COLUMNS), .y = 1, .threads = THREADS };
     attn_status status = load(d, context, "mean_parts", &own->mean_parts);
     return status ? status : load(d, context, "mean", &own->mean);
 }
@@ -156,7 +197,6 @@ static attn_status create(attn_quant_plan *plan)
     if (!own) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *own);
     fill(plan, &own->params);
     own->driver = &context.machine->driver, own->context = context.id;
-    own->values.y = 1;
     status = load_values(d, &context, own);
     if (!status) status = load_scales(d, &context, own);
     if (!status) status = load_means(d, &context, own);
@@ -200,15 +240,19 @@ static attn_status launch(const quant_plan *own, const kernel *k, attn_cuda_quan
                               .blockDimX = k->threads,
                               .blockDimY = 1,
                               .blockDimZ = 1,
+                              .sharedMemBytes = k->shared,
                               .hStream = stream };
     if (!k->function || k->x == 0) return ATTN_OK;
     CUresult result = own->driver->cuLaunchKernelEx(&config, k->function, (void *[]){ p }, NULL);
     return result ? attn_cuda_fail(result, "quantisation") : ATTN_OK;
 }
 
-static attn_status pass(const quant_plan *own, const kernel *k, int passes, attn_cuda_quant_params *p, void *stream)
+static attn_status pass(const quant_plan *own, int passes, attn_cuda_quant_params *p, void *stream)
 {
     p->passes = passes;
+    const kernel *k = !p->wide_x || !own->stream.function    ? &own->values
+                      : !p->wide_out || !own->whole.function ? &own->stream
+                                                             : &own->whole;
     return launch(own, k, p, stream);
 }
 
@@ -218,21 +262,30 @@ static attn_status fill_scales(const quant_plan *own, int with, attn_cuda_quant_
     return launch(own, &own->scales, p, stream);
 }
 
+/* What goes before the bytes: means, products that have a pass of their own, scales of no rows. */
+static attn_status begin(const attn_quant_plan *plan, const attn_quant_args *args, attn_cuda_quant_params *p,
+                         void *stream)
+{
+    const quant_plan *own = plan->own;
+    attn_cuda_quant_params sums = own->sums, products = own->products;
+    *p = own->params;
+    bind(&plan->desc, args, p), bind(&plan->desc, args, &sums), bind(&plan->desc, args, &products);
+    attn_status status = launch(own, &own->mean_parts, &sums, stream);
+    if (!status) status = launch(own, &own->mean, &sums, stream);
+    if (!status) status = launch(own, &own->dots, &products, stream);
+    return status ? status : fill_scales(own, own->own ? ATTN_CUDA_QUANT_EMPTY : ATTN_CUDA_QUANT_CLEAR, p, stream);
+}
+
 static attn_status run(const attn_quant_plan *plan, const attn_quant_args *args, void *stream)
 {
     const quant_plan *own = plan->own;
+    attn_cuda_quant_params p;
     attn_status status = attn_cuda_check_context(own->driver, own->context);
+    if (!status) status = begin(plan, args, &p, stream);
     if (status) return status;
-    attn_cuda_quant_params p = own->params, sums = own->sums;
-    bind(&plan->desc, args, &p), bind(&plan->desc, args, &sums);
-    status = launch(own, &own->mean_parts, &sums, stream);
-    if (!status) status = launch(own, &own->mean, &sums, stream);
-    if (!status) status = pass(own, &own->dots, 0, &p, stream);
-    if (!status) status = fill_scales(own, own->own ? ATTN_CUDA_QUANT_EMPTY : ATTN_CUDA_QUANT_CLEAR, &p, stream);
-    if (own->own || status)
-        return status ? status : pass(own, &own->values, ATTN_CUDA_QUANT_MEASURE | ATTN_CUDA_QUANT_STORE, &p, stream);
-    status = pass(own, &own->values, ATTN_CUDA_QUANT_MEASURE, &p, stream);
-    if (!status) status = pass(own, &own->values, ATTN_CUDA_QUANT_STORE, &p, stream);
+    if (own->own) return pass(own, ATTN_CUDA_QUANT_MEASURE | ATTN_CUDA_QUANT_STORE, &p, stream);
+    status = pass(own, ATTN_CUDA_QUANT_MEASURE, &p, stream);
+    if (!status) status = pass(own, ATTN_CUDA_QUANT_STORE, &p, stream);
     return status ? status : fill_scales(own, ATTN_CUDA_QUANT_FINISH, &p, stream);
 }
 

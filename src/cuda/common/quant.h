@@ -7,8 +7,11 @@
 #include "common/element.h"
 #include "common/find_sequence.h"
 #include "common/gpu.h"
+#include "common/pages_params.h"
+#include "common/params.h"
 #include "common/quant_params.h"
 #include "common/sequence.h"
+#include "common/warp.h"
 
 enum { QUANT_PIECE = 8, QUANT_PIECES = ATTN_CUDA_QUANT_PIECES, QUANT_VALUES = QUANT_PIECE * QUANT_PIECES };
 
@@ -43,7 +46,7 @@ DEVICE bool quant_find_tile(const attn_cuda_quant_params *p, int tile, quant_til
     if (p->cu_lens) {
         if (!find_sequence(p->cu_lens, NULL, p->batch, p->tile, tile, &t->batch, &number, &count)) return false;
     } else {
-        t->batch = tile / p->tiles, number = tile - t->batch * p->tiles;
+        t->batch = divided(tile, p->by_tiles), number = tile - t->batch * p->tiles;
     }
     int length = quant_length(p, t->batch, &t->start);
     t->plane = p->cu_lens ? 0 : t->batch;
@@ -59,9 +62,8 @@ DEVICE long long quant_at(const long long stride[3], const quant_tile *t, int ro
 
 DEVICE float *quant_scale_at(const attn_cuda_quant_params *p, const quant_tile *t, int row, int head)
 {
-    int block = p->scale_rows ? (t->row + row) / p->scale_rows : 0;
-    return p->scale + t->batch * p->scale_stride[0] + block * p->scale_stride[1] +
-           head / p->scale_group * p->scale_stride[2];
+    return p->scale + t->batch * p->scale_stride[0] + ((t->row + row) >> p->scale_shift) * p->scale_stride[1] +
+           divided(head, p->by_group) * p->scale_stride[2];
 }
 
 /* ---- from the greatest |value| to a scale ---------------------------------------------------- */
@@ -122,35 +124,38 @@ template <int dtype> DEVICE void quant_load_piece(const void *row, int column, i
     }
 }
 
+/* A lane's elements of 16 bits, of which a word has two, with their signs. */
+template <int dtype> DEVICE void quant_unpack(const u32 words[QUANT_VALUES / 2], u32 signs, float v[QUANT_VALUES])
+{
+#pragma unroll
+    for (int i = 0; i < QUANT_VALUES / 2; i++) {
+        u32 word = words[i] ^ (signs << (15 - i) & 0x80008000u);
+        if constexpr (dtype == BF16) {
+            v[2 * i] = __int_as_float((int)(word << 16)), v[2 * i + 1] = __int_as_float((int)(word & 0xffff0000u));
+        } else {
+            v[2 * i] = unpack<dtype>((unsigned short)word), v[2 * i + 1] = unpack<dtype>((unsigned short)(word >> 16));
+        }
+    }
+}
+
 /* A lane's elements of a row, with their signs. row NULL: zeros. */
 template <int dtype>
 DEVICE void quant_load(const attn_cuda_quant_params *p, const void *row, int t, u32 signs, float v[QUANT_VALUES])
 {
     int dim = row ? p->dim : 0;
-    if (dtype != F32 && p->wide_x) { /* two at a time while they share a word */
-        uint4 all[QUANT_PIECES];
+    if constexpr (dtype != F32)
+        if (p->wide_x) {
+            u32 words[QUANT_VALUES / 2];
 #pragma unroll
-        for (int j = 0; j < QUANT_PIECES; j++) {
-            int column = QUANT_PIECE * (t + p->lanes * j);
-            all[j] = make_uint4(0, 0, 0, 0);
-            if (column < dim) all[j] = *(const uint4 *)((const unsigned short *)row + column);
-        }
-#pragma unroll
-        for (int i = 0; i < QUANT_VALUES; i += 2) {
-            const uint4 *of = &all[i / QUANT_PIECE];
-            u32 word = i % QUANT_PIECE == 0   ? of->x
-                       : i % QUANT_PIECE == 2 ? of->y
-                       : i % QUANT_PIECE == 4 ? of->z
-                                              : of->w;
-            word ^= signs << (15 - i / 2) & 0x80008000u;
-            if constexpr (dtype == BF16) {
-                v[i] = __int_as_float((int)(word << 16)), v[i + 1] = __int_as_float((int)(word & 0xffff0000u));
-            } else {
-                v[i] = half_to_float((unsigned short)word), v[i + 1] = half_to_float((unsigned short)(word >> 16));
+            for (int j = 0; j < QUANT_PIECES; j++) {
+                int column = QUANT_PIECE * (t + p->lanes * j);
+                uint4 four = make_uint4(0, 0, 0, 0);
+                if (column < dim) four = *(const uint4 *)((const unsigned short *)row + column);
+                words[4 * j] = four.x, words[4 * j + 1] = four.y, words[4 * j + 2] = four.z, words[4 * j + 3] = four.w;
             }
+            quant_unpack<dtype>(words, signs, v);
+            return;
         }
-        return;
-    }
 #pragma unroll
     for (int j = 0; j < QUANT_PIECES; j++) {
         float *piece = v + QUANT_PIECE * j;
@@ -212,23 +217,30 @@ template <int count, int apart> DEVICE void quant_add_and_subtract(float *v)
         }
 }
 
-/* A fast Walsh-Hadamard transform: elements 1 apart first, then 2, 4, ... */
-DEVICE void quant_rotate(const attn_cuda_quant_params *p, int t, float v[QUANT_VALUES])
+/* Elements of lanes that are `apart` lanes from each other. */
+DEVICE void quant_add_lanes(int t, int apart, float v[QUANT_VALUES])
 {
-    if (!p->rotate) return;
+    float sign = t & apart ? -1 : 1;
+#pragma unroll
+    for (int i = 0; i < QUANT_VALUES; i++)
+        v[i] = fmaf(v[i], sign, __shfl_xor_sync(~0u, v[i], apart));
+}
+
+/* A fast Walsh-Hadamard transform: elements 1 apart first, then 2, 4, ... lanes: not 0, if there are so many, which
+ * are rotated as a whole: where steps may be missing, the compiler moves all elements after each. */
+template <int lanes> DEVICE void quant_rotate(const attn_cuda_quant_params *p, int t, float v[QUANT_VALUES])
+{
+    if (!lanes && !p->rotate) return;
     quant_add_and_subtract<QUANT_VALUES, 1>(v);
     quant_add_and_subtract<QUANT_VALUES, 2>(v);
     quant_add_and_subtract<QUANT_VALUES, 4>(v);
 #pragma unroll
-    for (int apart = 1; apart < ATTN_CUDA_QUANT_LANES; apart *= 2) {
-        if (apart >= p->lanes || QUANT_PIECE * apart >= p->rotate) break;
-        float sign = t & apart ? -1 : 1;
-#pragma unroll
-        for (int i = 0; i < QUANT_VALUES; i++)
-            v[i] = fmaf(v[i], sign, __shfl_xor_sync(~0u, v[i], apart));
+    for (int apart = 1; apart < (lanes ? lanes : ATTN_CUDA_QUANT_LANES); apart *= 2) {
+        if (!lanes && (apart >= p->lanes || QUANT_PIECE * apart >= p->rotate)) break;
+        quant_add_lanes(t, apart, v);
     }
-    if (QUANT_PIECE * p->lanes < p->rotate) quant_add_and_subtract<QUANT_VALUES, QUANT_PIECE>(v);
-    if (2 * QUANT_PIECE * p->lanes < p->rotate) quant_add_and_subtract<QUANT_VALUES, 2 * QUANT_PIECE>(v);
+    if (lanes || QUANT_PIECE * p->lanes < p->rotate) quant_add_and_subtract<QUANT_VALUES, QUANT_PIECE>(v);
+    if (lanes || 2 * QUANT_PIECE * p->lanes < p->rotate) quant_add_and_subtract<QUANT_VALUES, 2 * QUANT_PIECE>(v);
 }
 
 /* Where a row is: NULL without one. */
@@ -243,7 +255,7 @@ template <int dtype>
 DEVICE quant_line quant_line_of(const attn_cuda_quant_params *p, const quant_tile *tile, bool there, int row, int head)
 {
     quant_line line = { NULL, NULL, NULL, NULL };
-    if (p->mean) line.mean = p->mean + ((long long)tile->batch * p->mean_heads + head / p->mean_group) * p->dim;
+    if (p->mean) line.mean = p->mean + ((long long)tile->batch * p->mean_heads + divided(head, p->by_mean)) * p->dim;
     if (!there) return line;
     line.x = (const char *)p->x + quant_at(p->x_stride, tile, row, head) * element<dtype>::bytes;
     line.out = p->out + quant_at(p->out_stride, tile, row, head);
@@ -278,19 +290,20 @@ DEVICE void quant_values(const attn_cuda_quant_params *p, const quant_line *line
         float dot = quant_dot(p, line->mean, t, signs, v);
         if (line->dot && t == 1) *line->dot = dot;
     }
-    quant_rotate(p, t, v);
+    quant_rotate<0>(p, t, v);
 }
 
-/* Writes a lane's bytes of a row. inverse: one, or with `channels` one for each column. */
-template <bool channels>
+/* Writes a lane's bytes of a row. inverse: one, or with `channels` one for each column. lanes: not 0, if there are so
+ * many, all of whose columns there are, wide_out. */
+template <bool channels, int lanes>
 DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int t, const float v[QUANT_VALUES],
                         const float *inverse)
 {
     if (!to) return;
 #pragma unroll
     for (int j = 0; j < QUANT_PIECES; j++) {
-        int column = QUANT_PIECE * (t + p->lanes * j);
-        if (column >= p->dim) continue;
+        int column = QUANT_PIECE * (t + (lanes ? lanes : p->lanes) * j);
+        if (!lanes && column >= p->dim) continue;
         float y[QUANT_PIECE];
         u32 words[2] = { 0, 0 };
 #pragma unroll
@@ -303,7 +316,7 @@ DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int 
             for (int i = 0; i < QUANT_PIECE; i++)
                 words[i / 4] |= ((u32)float_to_i8(y[i]) & 255) << i % 4 * 8;
         }
-        if (p->wide_out) {
+        if (lanes || p->wide_out) {
             *(uint2 *)(to + column) = make_uint2(words[0], words[1]);
             continue;
         }
@@ -323,10 +336,28 @@ DEVICE float quant_greatest(const float v[QUANT_VALUES], float most)
 
 /* ---- scales of blocks and rows, and wider ones ----------------------------------------------- */
 
-/* The greatest bits of the block's threads, to all of them. */
-DEVICE u32 quant_greatest_of_block(float most)
+enum { QUANT_MEASURE = ATTN_CUDA_QUANT_MEASURE, QUANT_STORE = ATTN_CUDA_QUANT_STORE };
+
+/* A unit's tile. False: there is none. */
+DEVICE bool quant_find_unit(const attn_cuda_quant_params *p, int unit, quant_tile *tile, int *head)
 {
-    __shared__ int of_warps[32];
+    int number = divided(unit, p->by_units);
+    *head = (unit - number * p->tile_units) * p->unit_heads;
+    return quant_find_tile(p, number, tile);
+}
+
+/* Line `line` of a unit, of its rows' heads one after another: its row, and in *head its head for the unit's first. */
+DEVICE int quant_row_of(const attn_cuda_quant_params *p, int line, int *head)
+{
+    if (p->unit_heads == 1) return line;
+    int row = divided(line, p->by_unit_heads);
+    *head += line - row * p->unit_heads;
+    return row;
+}
+
+/* The greatest bits of the block's threads, to all of them. of_warps: 32 words of shared memory. */
+DEVICE u32 quant_greatest_of_block(float most, int *of_warps)
+{
     int lane = threadIdx.x % 32, bits = __reduce_max_sync(~0u, __float_as_int(most));
     if (lane == 0) of_warps[threadIdx.x / 32] = bits;
     __syncthreads();
@@ -341,69 +372,125 @@ DEVICE u32 quant_greatest_of_row(const attn_cuda_quant_params *p, float most)
     return (u32)__float_as_int(most);
 }
 
-/* The unit's number, and the first of its heads. */
-DEVICE int quant_unit(const attn_cuda_quant_params *p, int *head)
+/* Does what `passes` say with a unit's values; first: of those that share a scale. bits: the scale's, where they are
+ * not measured. */
+template <int lanes>
+DEVICE void quant_finish(const attn_cuda_quant_params *p, float *scale, unsigned char *out, int t, u32 bits,
+                         int *of_warps, const float v[QUANT_VALUES])
 {
-    int of_tile = p->heads / p->unit_heads, number = (int)blockIdx.x / of_tile;
-    *head = ((int)blockIdx.x - number * of_tile) * p->unit_heads;
-    return number;
+    bool by_row = p->scale_rows == 1, first = by_row ? t == 0 && out : threadIdx.x == 0;
+    if (p->passes & QUANT_MEASURE) {
+        float most = quant_greatest(v, 0);
+        bits = by_row ? quant_greatest_of_row(p, most) : quant_greatest_of_block(most, of_warps);
+        if (first && p->passes == QUANT_MEASURE) atomicMax((u32 *)scale, bits);
+        if (first && p->passes & QUANT_STORE) *scale = quant_scale(p, bits);
+    }
+    if (!(p->passes & QUANT_STORE)) return;
+    float inverse = quant_inverse(p, bits);
+    quant_write<false, lanes>(p, out, t, v, &inverse);
 }
 
 /* A unit that fits the registers of the block. means: or products with them. */
 template <int dtype, bool means> DEVICE void quant_blocks(const attn_cuda_quant_params *p)
 {
-    int head, t = threadIdx.x % p->lanes, row = threadIdx.x / p->lanes, number = quant_unit(p, &head);
+    __shared__ int of_warps[32];
+    int head, t = (int)threadIdx.x & (p->lanes - 1);
     quant_tile tile;
-    if (!quant_find_tile(p, number, &tile)) return;
-    float v[QUANT_VALUES], *scale = quant_scale_at(p, &tile, 0, head);
-    if (p->unit_heads > 1) {
-        int line = row;
-        row = line / p->unit_heads, head += line - row * p->unit_heads;
-    }
+    if (!quant_find_unit(p, blockIdx.x, &tile, &head)) return;
+    int row = quant_row_of(p, threadIdx.x >> p->lane_bits, &head);
     quant_line line = quant_line_of<dtype>(p, &tile, row < tile.rows, row, head);
-    quant_values<dtype, means, means>(p, &line, t, true, v);
-    u32 bits = quant_greatest_of_block(quant_greatest(v, 0));
-    if (threadIdx.x == 0) *scale = quant_scale(p, bits);
-    float inverse = quant_inverse(p, bits);
-    quant_write<false>(p, line.out, t, v, &inverse);
+    float v[QUANT_VALUES], *scale = quant_scale_at(p, &tile, row, head);
+    u32 bits = p->passes == QUANT_STORE && line.out ? (u32)__float_as_int(*scale) : 0;
+    quant_values<dtype, means, means>(p, &line, t, p->passes != QUANT_STORE, v);
+    quant_finish<0>(p, scale, line.out, t, bits, of_warps, v);
 }
 
-/* A unit of any size, in steps: what does not fit is read again. */
-template <int dtype> DEVICE void quant_rows(const attn_cuda_quant_params *p)
+/* What a lane knows of a unit that it has asked for; out NULL: no row. */
+struct quant_asked {
+    bool there;
+    unsigned char *out;
+    float *scale;
+    u32 bits;
+};
+
+/* Asks for a lane's elements of a unit, if there is one. Pieces of a block's threads lie next to each other. */
+template <int lanes> DEVICE quant_asked quant_ask(const attn_cuda_quant_params *p, int unit, int t, u32 slot)
 {
-    enum { MEASURE = ATTN_CUDA_QUANT_MEASURE, STORE = ATTN_CUDA_QUANT_STORE, BOTH = MEASURE | STORE };
-    int head0, t = threadIdx.x % p->lanes, step = blockDim.x / p->lanes, number = quant_unit(p, &head0);
+    quant_asked asked = { false, NULL, NULL, 0 };
+    int head;
     quant_tile tile;
-    if (!quant_find_tile(p, number, &tile)) return;
-    bool by_row = p->scale_rows == 1;
-    int lines = tile.rows * p->unit_heads, pass = by_row || p->passes != BOTH ? p->passes : MEASURE;
-    float v[QUANT_VALUES], most = 0, *scale = quant_scale_at(p, &tile, 0, head0);
-    u32 bits = pass == STORE ? (u32)__float_as_int(*scale) : 0;
+    if (unit >= p->units || !quant_find_unit(p, unit, &tile, &head)) return asked;
+    int row = quant_row_of(p, threadIdx.x >> p->lane_bits, &head);
+    const unsigned short *from = (const unsigned short *)p->x;
+    asked.there = true, asked.scale = quant_scale_at(p, &tile, row, head);
+    if (row < tile.rows) {
+        from += quant_at(p->x_stride, &tile, row, head);
+        asked.out = p->out + quant_at(p->out_stride, &tile, row, head);
+        if (p->passes == QUANT_STORE) asked.bits = (u32)__float_as_int(*asked.scale);
+    }
+#pragma unroll
+    for (int j = 0; j < QUANT_PIECES; j++) {
+        int column = QUANT_PIECE * (t + (lanes ? lanes : p->lanes) * j);
+        bool inside = asked.out && (lanes || column < p->dim);
+        copy_async(slot + 16 * j * blockDim.x, from + (inside ? column : 0), inside ? 16 : 0);
+    }
+    copy_async_commit();
+    return asked;
+}
+
+/* Units one after another: while one is rotated, the next one is on its way, to where each lane finds its own. lanes:
+ * as in quant_rotate, or 0. */
+template <int dtype, int lanes> DEVICE void quant_stream(const attn_cuda_quant_params *p)
+{
+    SHARED_MEMORY(shared);
+    int t = (int)threadIdx.x & ((lanes ? lanes : p->lanes) - 1), turn = 0,
+        *of_warps = (int *)(shared + 64 * blockDim.x);
+    const uint4 *own = (const uint4 *)shared + threadIdx.x;
+    u32 slot = shared_address(own), signs = p->sign[t];
+    quant_asked now = quant_ask<lanes>(p, blockIdx.x, t, slot);
 #pragma unroll 1
-    for (;;) {
-#pragma unroll 1
-        for (int first = 0; first < lines; first += step) {
-            int line = first + (int)threadIdx.x / p->lanes, row = line / p->unit_heads,
-                head = head0 + line - row * p->unit_heads;
-            bool there = line < lines;
-            quant_line at = quant_line_of<dtype>(p, &tile, there, row, head);
-            quant_values<dtype, true, true>(p, &at, t, pass != STORE, v);
-            most = pass & MEASURE ? quant_greatest(v, by_row ? 0 : most) : 0;
-            if (by_row) {
-                float *own = quant_scale_at(p, &tile, row, head);
-                bits = pass & MEASURE ? quant_greatest_of_row(p, most) : there ? (u32)__float_as_int(*own) : 0;
-                if (pass == MEASURE && there && t == 0) atomicMax((u32 *)own, bits);
-                if (pass == BOTH && there && t == 0) *own = quant_scale(p, bits);
-            }
-            float inverse = quant_inverse(p, bits);
-            if (pass & STORE) quant_write<false>(p, at.out, t, v, &inverse);
+    for (int unit = blockIdx.x; unit < p->units; unit += gridDim.x, turn ^= 32) {
+        float v[QUANT_VALUES];
+        u32 words[QUANT_VALUES / 2];
+        copy_async_wait<0>();
+#pragma unroll
+        for (int j = 0; j < QUANT_PIECES; j++) {
+            uint4 four = own[j * blockDim.x];
+            words[4 * j] = four.x, words[4 * j + 1] = four.y, words[4 * j + 2] = four.z, words[4 * j + 3] = four.w;
         }
-        if (pass & STORE || by_row) return;
-        bits = quant_greatest_of_block(most);
-        if (threadIdx.x == 0 && p->passes == MEASURE) atomicMax((u32 *)scale, bits);
-        if (threadIdx.x == 0 && p->passes == BOTH) *scale = quant_scale(p, bits);
-        if (p->passes != BOTH) return;
-        pass = STORE;
+        pin_words(words, QUANT_VALUES / 2); /* before the next one overwrites them */
+        quant_asked next = quant_ask<lanes>(p, unit + gridDim.x, t, slot);
+        if (now.there) {
+            quant_unpack<dtype>(words, signs, v);
+            quant_rotate<lanes>(p, t, v);
+            quant_finish<lanes>(p, now.scale, now.out, t, now.bits, of_warps + turn, v);
+        }
+        now = next;
+    }
+}
+
+/* A unit that takes more than a block has registers for. */
+template <int dtype> DEVICE void quant_steps(const attn_cuda_quant_params *p)
+{
+    __shared__ int of_warps[32];
+    int head0, t = (int)threadIdx.x & (p->lanes - 1), step = blockDim.x >> p->lane_bits;
+    quant_tile tile;
+    if (!quant_find_unit(p, blockIdx.x, &tile, &head0)) return;
+    float v[QUANT_VALUES], most = 0, inverse = 0;
+#pragma unroll 1
+    for (int pass = QUANT_MEASURE; pass <= QUANT_STORE; pass *= 2) {
+#pragma unroll 1
+        for (int first = 0; first < tile.rows * p->unit_heads; first += step) {
+            int head = head0, row = quant_row_of(p, first + (threadIdx.x >> p->lane_bits), &head);
+            quant_line line = quant_line_of<dtype>(p, &tile, row < tile.rows, row, head);
+            quant_values<dtype, true, true>(p, &line, t, pass == QUANT_MEASURE, v);
+            most = quant_greatest(v, most);
+            if (pass == QUANT_STORE) quant_write<false, 0>(p, line.out, t, v, &inverse);
+        }
+        if (pass == QUANT_STORE) return;
+        u32 bits = quant_greatest_of_block(most, of_warps);
+        if (threadIdx.x == 0) *quant_scale_at(p, &tile, 0, head0) = quant_scale(p, bits);
+        inverse = quant_inverse(p, bits);
     }
 }
 
@@ -412,9 +499,9 @@ template <int dtype> DEVICE void quant_rows(const attn_cuda_quant_params *p)
 template <int dtype> DEVICE void quant_channels(const attn_cuda_quant_params *p)
 {
     __shared__ float of_columns[ATTN_CUDA_QUANT_COLUMNS]; /* the greatest; STORE: inverses */
-    int head, t = threadIdx.x % p->lanes, step = blockDim.x / p->lanes, number = quant_unit(p, &head);
+    int head, t = (int)threadIdx.x & (p->lanes - 1), step = blockDim.x >> p->lane_bits;
     quant_tile tile;
-    if (!quant_find_tile(p, number, &tile)) return;
+    if (!quant_find_unit(p, blockIdx.x, &tile, &head)) return;
     bool stores = p->passes == ATTN_CUDA_QUANT_STORE;
     float v[QUANT_VALUES], most[QUANT_VALUES] = { 0 }, *scale = quant_scale_at(p, &tile, 0, head);
     for (int i = threadIdx.x; i < ATTN_CUDA_QUANT_COLUMNS; i += blockDim.x)
@@ -422,11 +509,11 @@ template <int dtype> DEVICE void quant_channels(const attn_cuda_quant_params *p)
     __syncthreads();
 #pragma unroll 1
     for (int first = 0; first < tile.rows; first += step) {
-        int row = first + (int)threadIdx.x / p->lanes;
+        int row = first + (int)(threadIdx.x >> p->lane_bits);
         quant_line line = quant_line_of<dtype>(p, &tile, row < tile.rows, row, head);
         quant_values<dtype, true, false>(p, &line, t, false, v);
         if (stores) {
-            quant_write<true>(p, line.out, t, v, of_columns);
+            quant_write<true, 0>(p, line.out, t, v, of_columns);
             continue;
         }
 #pragma unroll
@@ -502,33 +589,46 @@ template <int dtype> DEVICE void quant_mean_parts(const attn_cuda_quant_params *
     }
 }
 
+/* Of 32 columns of a head. Sums are brought by all threads, some at a time, and added by the first 32, in order. */
 template <int dtype> DEVICE void quant_mean(const attn_cuda_quant_params *p)
 {
-    int all = p->heads * p->dim, blocks = (all + 127) / 128, batch = (int)blockIdx.x / blocks,
-        i = ((int)blockIdx.x - batch * blocks) * 128 + (int)threadIdx.x, head = i / p->dim, column = i - head * p->dim;
-    if (i >= all) return;
+    enum { COLUMNS = 32, PARTS = 64, THREADS = 256 };
+    __shared__ u32 parts[PARTS][COLUMNS];
+    int of_head = (p->dim + COLUMNS - 1) / COLUMNS, of_batch = p->heads * of_head, batch = (int)blockIdx.x / of_batch,
+        rest = (int)blockIdx.x - batch * of_batch, head = rest / of_head, own = threadIdx.x % COLUMNS,
+        column = min((rest - head * of_head) * COLUMNS + own, p->dim - 1);
     quant_tile whole = { batch, p->cu_lens ? 0 : batch };
     whole.rows = quant_length(p, batch, &whole.start);
-    int rest = whole.rows % QUANT_SUM, parts = whole.rows / QUANT_SUM + (rest >= QUANT_PARTS_LEAST);
+    int last = whole.rows % QUANT_SUM, count = whole.rows / QUANT_SUM + (last >= QUANT_PARTS_LEAST);
     double sum = 0;
-#pragma unroll 8
-    for (int part = 0; part < parts; part++) {
-        const unsigned char *from = p->out + quant_at(p->out_stride, &whole, part * QUANT_SUM, head) + column;
-        u32 bits = 0;
+    for (int first = 0; first < count; first += PARTS) {
 #pragma unroll
-        for (int byte = 0; byte < 4; byte++)
-            bits |= (u32)from[byte * p->out_stride[1]] << 8 * byte;
-        sum += (double)__int_as_float((int)bits);
+        for (int i = 0; i < PARTS; i += THREADS / COLUMNS) {
+            int part = i + threadIdx.x / COLUMNS;
+            const unsigned char *from =
+                p->out + quant_at(p->out_stride, &whole, min(first + part, count - 1) * QUANT_SUM, head) + column;
+            u32 bits = 0;
+#pragma unroll
+            for (int byte = 0; byte < 4; byte++)
+                bits |= (u32)from[byte * p->out_stride[1]] << 8 * byte;
+            parts[part][own] = bits;
+        }
+        __syncthreads();
+        for (int i = 0; i < min(PARTS, count - first) && threadIdx.x < COLUMNS; i++)
+            sum += (double)__int_as_float((int)parts[i][own]);
+        __syncthreads();
     }
-    if (rest && rest < QUANT_PARTS_LEAST) {
+    if (threadIdx.x >= COLUMNS) return;
+    if (last && last < QUANT_PARTS_LEAST) {
         float few = 0;
-        for (int row = whole.rows - rest; row < whole.rows; row++) {
+        for (int row = whole.rows - last; row < whole.rows; row++) {
             const char *from = (const char *)p->x + quant_at(p->x_stride, &whole, row, head) * element<dtype>::bytes;
             few = __fadd_rn(few, load_input<dtype>(from, column));
         }
         sum += (double)few;
     }
-    p->mean[(long long)batch * all + i] = whole.rows ? quant_one_nan((float)(sum / (double)whole.rows)) : 0;
+    float mean = whole.rows ? quant_one_nan((float)(sum / (double)whole.rows)) : 0;
+    p->mean[((long long)batch * p->heads + head) * p->dim + column] = mean;
 }
 
 /* attn_quant_<kernel>_<dtype>: create (cuda/quant.c) puts such names together. */
@@ -540,12 +640,19 @@ template <int dtype> DEVICE void quant_mean(const attn_cuda_quant_params *p)
     }
 
 #define QUANT_KERNELS_OF(dtype, name)                                      \
-    QUANT_KERNEL(blocks_##name, 1024, 1, (quant_blocks<dtype, false>))     \
+    QUANT_KERNEL(blocks_##name, 768, 1, (quant_blocks<dtype, false>))      \
     QUANT_KERNEL(blocks_means_##name, 512, 1, (quant_blocks<dtype, true>)) \
-    QUANT_KERNEL(rows_##name, 256, 2, quant_rows<dtype>)                   \
+    QUANT_KERNEL(steps_##name, 256, 2, quant_steps<dtype>)                 \
     QUANT_KERNEL(scales_##name, 256, 1, quant_scales)                      \
     QUANT_KERNEL(channels_##name, 256, 2, quant_channels<dtype>)           \
     QUANT_KERNEL(mean_parts_##name, 256, 2, quant_mean_parts<dtype>)       \
-    QUANT_KERNEL(mean_##name, 128, 2, quant_mean<dtype>)
+    QUANT_KERNEL(mean_##name, 256, 2, quant_mean<dtype>)
+
+/* attn_quant_stream_<dim>_<dtype>: of rows that are rotated whole. */
+#define QUANT_STREAMS_OF(dtype, name)                                 \
+    QUANT_KERNEL(stream_##name, 768, 1, (quant_stream<dtype, 0>))     \
+    QUANT_KERNEL(stream_64_##name, 768, 1, (quant_stream<dtype, 2>))  \
+    QUANT_KERNEL(stream_128_##name, 768, 1, (quant_stream<dtype, 4>)) \
+    QUANT_KERNEL(stream_256_##name, 768, 1, (quant_stream<dtype, 8>))
 
 #endif
