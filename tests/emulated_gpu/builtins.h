@@ -97,6 +97,11 @@ static inline float __fdiv_rn(float a, float b)
     return a / b;
 }
 
+static inline float __frcp_rn(float x)
+{
+    return 1 / x;
+}
+
 static inline float __fadd_rn(float a, float b)
 {
     return a + b;

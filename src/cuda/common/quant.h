@@ -68,14 +68,17 @@ DEVICE float *quant_scale_at(const attn_cuda_quant_params *p, const quant_tile *
 
 /* ---- from the greatest |value| to a scale ---------------------------------------------------- */
 
-/* Of values, which lack the rotation's factor. */
+/* Of values, which lack the rotation's factor. A quotient that is corrected by what it leaves is the nearest float if
+ * the reciprocal is (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, 1990), but
+ * where it is subnormal, and that is below the least. */
 DEVICE float quant_scale_of_values(const attn_cuda_quant_params *p, u32 most)
 {
-    const float least = 0x1p-115f;
-    if (most >= 0x7f800000u) return __int_as_float(QUANT_NAN);
-    if (most == 0) return 1;
-    float scale = __fdiv_rn(__int_as_float((int)most), p->out_dtype == E4M3 ? 448 : 127);
-    return scale < least ? least : scale;
+    const float least = 0x1p-115f, greatest = p->out_dtype == E4M3 ? 448 : 127,
+                reciprocal = p->out_dtype == E4M3 ? 1 / 448.0f : 1 / 127.0f;
+    float x = __int_as_float((int)most), quotient = __fmul_rn(x, reciprocal),
+          scale = fmaf(fmaf(-quotient, greatest, x), reciprocal, quotient);
+    scale = most == 0 ? 1 : scale < least ? least : scale;
+    return most >= 0x7f800000u ? __int_as_float(QUANT_NAN) : scale;
 }
 
 /* Of x. */
@@ -87,7 +90,7 @@ DEVICE float quant_scale(const attn_cuda_quant_params *p, u32 most)
 
 DEVICE float quant_inverse(const attn_cuda_quant_params *p, u32 most)
 {
-    return __fdiv_rn(1, quant_scale_of_values(p, most));
+    return __frcp_rn(quant_scale_of_values(p, most));
 }
 
 /* ---- elements -------------------------------------------------------------------------------- */
@@ -243,7 +246,7 @@ template <int lanes> DEVICE void quant_rotate(const attn_cuda_quant_params *p, i
     if (lanes || 2 * QUANT_PIECE * p->lanes < p->rotate) quant_add_and_subtract<QUANT_VALUES, 2 * QUANT_PIECE>(v);
 }
 
-/* Where a row is: NULL without one. */
+/* Where a row is, and out where this lane's part of it is: NULL without one. */
 struct quant_line {
     const char *x;
     unsigned char *out;
@@ -258,7 +261,7 @@ DEVICE quant_line quant_line_of(const attn_cuda_quant_params *p, const quant_til
     if (p->mean) line.mean = p->mean + ((long long)tile->batch * p->mean_heads + divided(head, p->by_mean)) * p->dim;
     if (!there) return line;
     line.x = (const char *)p->x + quant_at(p->x_stride, tile, row, head) * element<dtype>::bytes;
-    line.out = p->out + quant_at(p->out_stride, tile, row, head);
+    line.out = p->out + quant_at(p->out_stride, tile, row, head) + QUANT_PIECE * ((int)threadIdx.x & (p->lanes - 1));
     if (p->dot) {
         long long of_head = p->cu_lens ? (long long)head * p->total + tile->start
                                        : ((long long)tile->batch * p->heads + head) * p->rows;
@@ -293,8 +296,8 @@ DEVICE void quant_values(const attn_cuda_quant_params *p, const quant_line *line
     quant_rotate<0>(p, t, v);
 }
 
-/* Writes a lane's bytes of a row. inverse: one, or with `channels` one for each column. lanes: not 0, if there are so
- * many, all of whose columns there are, wide_out. */
+/* Writes a lane's bytes of a row, from its first column on. inverse: one, or with `channels` one for each column.
+ * lanes: not 0, if there are so many, all of whose columns there are, wide_out. */
 template <bool channels, int lanes>
 DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int t, const float v[QUANT_VALUES],
                         const float *inverse)
@@ -302,7 +305,7 @@ DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int 
     if (!to) return;
 #pragma unroll
     for (int j = 0; j < QUANT_PIECES; j++) {
-        int column = QUANT_PIECE * (t + (lanes ? lanes : p->lanes) * j);
+        int apart = QUANT_PIECE * (lanes ? lanes : p->lanes) * j, column = QUANT_PIECE * t + apart;
         if (!lanes && column >= p->dim) continue;
         float y[QUANT_PIECE];
         u32 words[2] = { 0, 0 };
@@ -317,12 +320,12 @@ DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int 
                 words[i / 4] |= ((u32)float_to_i8(y[i]) & 255) << i % 4 * 8;
         }
         if (lanes || p->wide_out) {
-            *(uint2 *)(to + column) = make_uint2(words[0], words[1]);
+            *(uint2 *)(to + apart) = make_uint2(words[0], words[1]);
             continue;
         }
 #pragma unroll
         for (int i = 0; i < QUANT_PIECE; i++)
-            if (column + i < p->dim) to[column + i] = (unsigned char)(words[i / 4] >> i % 4 * 8);
+            if (column + i < p->dim) to[apart + i] = (unsigned char)(words[i / 4] >> i % 4 * 8);
     }
 }
 
@@ -405,6 +408,12 @@ template <int dtype, bool means> DEVICE void quant_blocks(const attn_cuda_quant_
     quant_finish<0>(p, scale, line.out, t, bits, of_warps, v);
 }
 
+/* A lane's share of a unit. */
+struct quant_share {
+    int t, row, head; /* head: beyond the unit's first */
+    u32 slot;         /* of shared memory, of 16 bytes each; the next piece's is blockDim.x further */
+};
+
 /* What a lane knows of a unit that it has asked for; out NULL: no row. */
 struct quant_asked {
     bool there;
@@ -413,26 +422,31 @@ struct quant_asked {
     u32 bits;
 };
 
-/* Asks for a lane's elements of a unit, if there is one. Pieces of a block's threads lie next to each other. */
-template <int lanes> DEVICE quant_asked quant_ask(const attn_cuda_quant_params *p, int unit, int t, u32 slot)
+/* The lane's first element of x or out, from the unit's first on. */
+DEVICE long long quant_share_at(const long long stride[3], const quant_share *own)
+{
+    return own->row * stride[1] + own->head * stride[2] + QUANT_PIECE * own->t;
+}
+
+/* Asks for a lane's elements of a unit, if there is one. */
+template <int lanes> DEVICE quant_asked quant_ask(const attn_cuda_quant_params *p, int unit, const quant_share *own)
 {
     quant_asked asked = { false, NULL, NULL, 0 };
-    int head;
+    int head, count = lanes ? lanes : p->lanes;
     quant_tile tile;
     if (unit >= p->units || !quant_find_unit(p, unit, &tile, &head)) return asked;
-    int row = quant_row_of(p, threadIdx.x >> p->lane_bits, &head);
+    bool there = own->row < tile.rows;
     const unsigned short *from = (const unsigned short *)p->x;
-    asked.there = true, asked.scale = quant_scale_at(p, &tile, row, head);
-    if (row < tile.rows) {
-        from += quant_at(p->x_stride, &tile, row, head);
-        asked.out = p->out + quant_at(p->out_stride, &tile, row, head);
+    asked.there = true, asked.scale = quant_scale_at(p, &tile, own->row, head);
+    if (there) {
+        from += quant_at(p->x_stride, &tile, 0, head) + quant_share_at(p->x_stride, own);
+        asked.out = p->out + quant_at(p->out_stride, &tile, 0, head) + quant_share_at(p->out_stride, own);
         if (p->passes == QUANT_STORE) asked.bits = (u32)__float_as_int(*asked.scale);
     }
 #pragma unroll
     for (int j = 0; j < QUANT_PIECES; j++) {
-        int column = QUANT_PIECE * (t + (lanes ? lanes : p->lanes) * j);
-        bool inside = asked.out && (lanes || column < p->dim);
-        copy_async(slot + 16 * j * blockDim.x, from + (inside ? column : 0), inside ? 16 : 0);
+        bool inside = there && (lanes || QUANT_PIECE * (own->t + count * j) < p->dim);
+        copy_async(own->slot + 16 * j * blockDim.x, from + (inside ? QUANT_PIECE * count * j : 0), inside ? 16 : 0);
     }
     copy_async_commit();
     return asked;
@@ -443,11 +457,13 @@ template <int lanes> DEVICE quant_asked quant_ask(const attn_cuda_quant_params *
 template <int dtype, int lanes> DEVICE void quant_stream(const attn_cuda_quant_params *p)
 {
     SHARED_MEMORY(shared);
-    int t = (int)threadIdx.x & ((lanes ? lanes : p->lanes) - 1), turn = 0,
-        *of_warps = (int *)(shared + 64 * blockDim.x);
-    const uint4 *own = (const uint4 *)shared + threadIdx.x;
-    u32 slot = shared_address(own), signs = p->sign[t];
-    quant_asked now = quant_ask<lanes>(p, blockIdx.x, t, slot);
+    const uint4 *slot = (const uint4 *)shared + threadIdx.x;
+    quant_share own = { (int)threadIdx.x & ((lanes ? lanes : p->lanes) - 1) };
+    own.row = quant_row_of(p, threadIdx.x >> p->lane_bits, &own.head);
+    own.slot = shared_address(slot);
+    int turn = 0, *of_warps = (int *)(shared + 64 * blockDim.x);
+    u32 signs = p->sign[own.t];
+    quant_asked now = quant_ask<lanes>(p, blockIdx.x, &own);
 #pragma unroll 1
     for (int unit = blockIdx.x; unit < p->units; unit += gridDim.x, turn ^= 32) {
         float v[QUANT_VALUES];
@@ -455,15 +471,15 @@ template <int dtype, int lanes> DEVICE void quant_stream(const attn_cuda_quant_p
         copy_async_wait<0>();
 #pragma unroll
         for (int j = 0; j < QUANT_PIECES; j++) {
-            uint4 four = own[j * blockDim.x];
+            uint4 four = slot[j * blockDim.x];
             words[4 * j] = four.x, words[4 * j + 1] = four.y, words[4 * j + 2] = four.z, words[4 * j + 3] = four.w;
         }
         pin_words(words, QUANT_VALUES / 2); /* before the next one overwrites them */
-        quant_asked next = quant_ask<lanes>(p, unit + gridDim.x, t, slot);
+        quant_asked next = quant_ask<lanes>(p, unit + gridDim.x, &own);
         if (now.there) {
             quant_unpack<dtype>(words, signs, v);
-            quant_rotate<lanes>(p, t, v);
-            quant_finish<lanes>(p, now.scale, now.out, t, now.bits, of_warps + turn, v);
+            quant_rotate<lanes>(p, own.t, v);
+            quant_finish<lanes>(p, now.scale, now.out, own.t, now.bits, of_warps + turn, v);
         }
         now = next;
     }
