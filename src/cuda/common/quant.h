@@ -307,6 +307,7 @@ DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int 
     for (int j = 0; j < QUANT_PIECES; j++) {
         int apart = QUANT_PIECE * (lanes ? lanes : p->lanes) * j, column = QUANT_PIECE * t + apart;
         if (!lanes && column >= p->dim) continue;
+        bool wide = lanes || p->wide_out;
         float y[QUANT_PIECE];
         u32 words[2] = { 0, 0 };
 #pragma unroll
@@ -319,13 +320,10 @@ DEVICE void quant_write(const attn_cuda_quant_params *p, unsigned char *to, int 
             for (int i = 0; i < QUANT_PIECE; i++)
                 words[i / 4] |= ((u32)float_to_i8(y[i]) & 255) << i % 4 * 8;
         }
-        if (lanes || p->wide_out) {
-            *(uint2 *)(to + apart) = make_uint2(words[0], words[1]);
-            continue;
-        }
+        if (wide) *(uint2 *)(to + apart) = make_uint2(words[0], words[1]);
 #pragma unroll
         for (int i = 0; i < QUANT_PIECE; i++)
-            if (column + i < p->dim) to[apart + i] = (unsigned char)(words[i / 4] >> i % 4 * 8);
+            if (!wide && column + i < p->dim) to[apart + i] = (unsigned char)(words[i / 4] >> i % 4 * 8);
     }
 }
 
