@@ -132,6 +132,7 @@ static attn_status load_stream(const attn_quant_desc *d, const attn_cuda_context
     kernel k = { .x = own->values.x, .y = 1, .threads = own->values.threads };
     char name[32];
     int64_t most = (int64_t)context->device->multiprocessors * (BLOCKS_MOST / k.threads);
+    if (k.x > INT32_MAX - most) return ATTN_OK; /* blocks count one turn further than there are units */
     own->params.units = (int)k.x;
     k.shared = ATTN_CUDA_QUANT_STREAMED(k.threads);
     if (k.x > most) k.x = most;
