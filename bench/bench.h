@@ -81,7 +81,7 @@ typedef enum attn_bench_pass {
     ATTN_BENCH_DECODE, /* a forward whose limit is also what it reads */
     ATTN_BENCH_BACKWARD,
     ATTN_BENCH_BOTH, /* forward, then backward */
-    ATTN_BENCH_KV    /* no attention: its cache */
+    ATTN_BENCH_KV    /* no attention: its cache, its inputs */
 } attn_bench_pass;
 
 /* "fwd", "decode", "bwd", "fwdbwd", "kv". */
@@ -96,6 +96,7 @@ typedef enum attn_bench_kind {
     ATTN_BENCH_THEOREM, /* nothing is run: bytes over a memory of any size */
     ATTN_BENCH_POOL,    /* what the pool of pages does */
     ATTN_BENCH_APPEND,  /* tokens into pages */
+    ATTN_BENCH_QUANT,   /* floats to bytes and scales */
     ATTN_BENCH_CASCADE, /* sequences with keys in common, in levels */
     ATTN_BENCH_RING     /* over ranks */
 } attn_bench_kind;
@@ -128,7 +129,7 @@ typedef struct attn_bench_case {
 /* What --suite takes, in a sentence. */
 #define ATTN_BENCH_SUITES(line)                                                                 \
     "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, cascade, pool, append," line \
-    "ring, shapes, order, all (these), features, strategies, tiles, bytes, theorem"
+    "quant, ring, shapes, order, all (these), features, strategies, tiles, bytes, theorem"
 
 /* The suite's bit, all of them but "features", "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other
  * name. */
@@ -151,6 +152,11 @@ void attn_bench_cascades(attn_bench_case *item, int which);
  * neighbours, or as it is, pages of 64 by halves, and of 16 by halves and q besides. */
 enum { ATTN_BENCH_APPENDS = 5 };
 void attn_bench_appends(attn_bench_case *item, int which);
+
+/* len_kv rows of heads_kv heads become e4m3: attn_bench_quant. which: of ATTN_BENCH_QUANTS, what shares a scale, and
+ * what is done before. */
+enum { ATTN_BENCH_QUANTS = 9 };
+void attn_bench_quants(attn_bench_case *item, int which);
 
 /* Decode in the shapes of serving, on the device, in the dtype and by the threads of *like. Returns how many cases
  * there are. cases: NULL, or what is filled. */
@@ -437,6 +443,11 @@ bool attn_bench_pool(const attn_bench_options *options, const attn_bench_case *i
 
 /* len_kv new tokens of batch sequences, beside a copy. */
 bool attn_bench_append(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
+
+/* ---- quantisation (quant.c) ------------------------------------------------------------ */
+
+/* Beside a copy of as many bytes as are read and written at least. */
+bool attn_bench_quant(const attn_bench_options *options, const attn_bench_case *item, attn_bench_result *result);
 
 /* ---- cascades (cascade.c) -------------------------------------------------------------- */
 

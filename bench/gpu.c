@@ -214,6 +214,7 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
     if (item->kind == ATTN_BENCH_BYTES) return attn_bench_bytes(options, item, result);
     if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, peers, result);
     if (item->kind == ATTN_BENCH_APPEND) return attn_bench_append(options, item, result);
+    if (item->kind == ATTN_BENCH_QUANT) return attn_bench_quant(options, item, result);
     bool beside = attn_bench_is_feature(item) && begin(&plain, &plain_item, NULL);
     bool begun = beside == attn_bench_is_feature(item) && begin(&b, item, peers->library), done = begun;
     if (begun && item->kind == ATTN_BENCH_MEMORY) {

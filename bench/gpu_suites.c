@@ -381,6 +381,22 @@ static void append(grid *g, attn_dtype dtype)
         }
 }
 
+/* Squares of one length. */
+static void quant(grid *g, attn_dtype dtype)
+{
+    static const attn_bench_list usual_dims = { 3, { 64, 128, 256 } }, usual_lens = { 1, { 16384 } };
+    const attn_bench_options *o = g->options;
+    const attn_bench_list *dims = list_or(&o->dims, &usual_dims), *lens = list_or(&o->lens, &usual_lens);
+    for (int d = 0; d < (o->smoke ? 1 : dims->count); d++)
+        for (int n = 0; n < lens->count; n++)
+            for (int i = 0; i < ATTN_BENCH_QUANTS; i++) {
+                bool tiny = o->smoke && !o->lens.count;
+                attn_desc desc = describe(g, dtype, tiny ? 160 : lens->values[n], dims->values[d]);
+                if (tiny) desc.batch = 1;
+                attn_bench_quants(add(g, "quant", ATTN_BENCH_KV, "", desc), i);
+            }
+}
+
 static void walk(grid *g)
 {
     static const int64_t usual[] = { ATTN_BF16 };
@@ -398,6 +414,7 @@ static void walk(grid *g)
         if (wants(g, "paged")) paged(g, dtype);
         if (wants(g, "cascade")) cascade(g, dtype);
         if (wants(g, "append")) append(g, dtype);
+        if (wants(g, "quant")) quant(g, dtype);
         if (wants(g, "memory")) memory(g, dtype);
         if (wants(g, "features")) features(g, dtype);
         if (wants(g, "strategies")) strategies(g, dtype);

@@ -156,6 +156,7 @@ bool attn_bench_measure(const attn_bench_options *options, const attn_bench_case
     if (item->kind == ATTN_BENCH_POOL) return attn_bench_pool(options, item, result);
     if (item->kind == ATTN_BENCH_CASCADE) return attn_bench_cascade(options, item, peers, result);
     if (item->kind == ATTN_BENCH_APPEND) return attn_bench_append(options, item, result);
+    if (item->kind == ATTN_BENCH_QUANT) return attn_bench_quant(options, item, result);
     if (item->kind == ATTN_BENCH_RING) return attn_bench_ring(options, item, result);
     if (item->kind != ATTN_BENCH_TIMED) {
         done = attn_bench_subject_plan(&b.subject, &item->desc, item->pass) &&

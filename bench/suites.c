@@ -245,6 +245,12 @@ static void append(grid *g, const char *name, const point *p)
         attn_bench_appends(add(g, name, ATTN_BENCH_KV, "", describe(g, p, 32, 8, 1)), i);
 }
 
+static void quant(grid *g, const char *name, const point *p)
+{
+    for (int i = 0; i < ATTN_BENCH_QUANTS; i++)
+        attn_bench_quants(add(g, name, ATTN_BENCH_KV, "", describe_square(g, p, usual_heads(p))), i);
+}
+
 /* By either schedule, each rank with the point's threads. */
 static void ring(grid *g, const char *name, const point *p)
 {
@@ -284,6 +290,7 @@ static const suite suites[] = {
     { "cascade", cascade, { ATTN_BF16 }, { 128 }, { 1024, 8192 }, { 128 }, 32768 },
     { "pool", pool, { ATTN_BF16 }, { 128 }, { 2048 }, { 64 }, 0 },
     { "append", append, { ATTN_BF16 }, { 128 }, { 64, 1024, 8192 }, { 64 }, 32768 },
+    { "quant", quant, { ATTN_BF16 }, { 128 }, { 4096 }, { 160 }, 16384 },
     { "ring", ring, { ATTN_F32, ATTN_BF16 }, { 128 }, { 2048, 8192 }, { 96 }, 32768 },
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },

@@ -123,7 +123,8 @@ static bool sound(const attn_bench_case *item, const attn_bench_result *r)
         return attn_bench_rank_share(r) > 0.0 && r->sent_bytes > 0.0 && r->error_ratio > 0.0 && r->error_ratio < 2.0;
     if (item->kind == ATTN_BENCH_CASCADE)
         return r->subject.min > 0.0 && r->peer.min > 0.0 && r->flops > 0.0 && r->kv_bytes > 0.0;
-    if (item->kind == ATTN_BENCH_APPEND) return r->subject.min > 0.0 && r->peer.min > 0.0 && isfinite(r->read);
+    if (item->kind == ATTN_BENCH_APPEND || item->kind == ATTN_BENCH_QUANT)
+        return r->subject.min > 0.0 && r->peer.min > 0.0 && isfinite(r->read);
     double share = r->limit / r->subject.median;
     return isfinite(share) && share > 0.0 && isfinite(r->peak) && r->peak > 0.0 && r->subject.min > 0.0 &&
            (!r->peer_name || r->peer.min > 0.0);

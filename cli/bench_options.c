@@ -232,7 +232,7 @@ static const char *asked_of(const attn_bench_options *o, const char *const names
 /* Suites whose cases another library takes a turn in. */
 static bool library_takes(const attn_bench_options *o)
 {
-    static const char *const others[] = { "memory",     "cascade", "pool",  "append",  "ring",
+    static const char *const others[] = { "memory",     "cascade", "pool",  "append",  "quant", "ring",
                                           "strategies", "tiles",   "bytes", "theorem", NULL };
     const char *other = asked_of(o, others);
     if (other)

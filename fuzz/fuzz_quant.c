@@ -75,7 +75,7 @@ static attn_quant_desc take_desc(input *in)
     attn_quant_desc d = { .dtype = (attn_dtype)wild(in, 1 + below(in, 3)) };
     d.out_dtype = (attn_dtype)wild(in, below(in, 2) ? ATTN_E4M3 : ATTN_I8);
     int64_t device = wild(in, ATTN_CPU);
-    d.device = (attn_device)device;
+    d.device = (attn_device)(device == ATTN_CUDA ? 2 : device); /* this is about the CPU */
     d.flags = (uint32_t)wild(in, below(in, 8) % 6), d.threads = (int32_t)below(in, 4);
     d.batch = wild(in, below(in, 4)), d.heads = wild(in, 1 + below(in, 4));
     d.dim = wild(in, dims[below(in, COUNT(dims))]), d.rows = wild(in, below(in, 150));

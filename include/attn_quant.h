@@ -22,7 +22,8 @@
  *     if (attn_quant_run(plan, &(attn_quant_args){ .x = k, .out = k_e4m3, .scale = k_scale }, NULL)) die(attn_error());
  *
  * Describe -> plan -> run, and everything else, as attn.h says. Running allocates nothing and needs no workspace. The
- * same x gives the same bits on every instruction set and for any number of threads.
+ * same x gives the same bits on every instruction set, for any number of threads, and on a GPU: those of the means and
+ * of the products with them, too.
  */
 #ifndef ATTN_QUANT_H
 #define ATTN_QUANT_H
@@ -50,7 +51,7 @@ enum {
 typedef struct attn_quant_desc {
     attn_dtype dtype;     /* of x: ATTN_F32, ATTN_F16 or ATTN_BF16 */
     attn_dtype out_dtype; /* ATTN_E4M3 or ATTN_I8 */
-    attn_device device;   /* ATTN_CPU */
+    attn_device device;   /* ATTN_CPU, or ATTN_CUDA, which takes no threads or parallel_for */
     uint32_t flags;       /* ATTN_QUANT_VARLEN | ... */
 
     int64_t batch, heads, dim; /* sequences; heads of x; dim: 1 to 512 */
@@ -78,7 +79,7 @@ typedef struct attn_quant_desc {
 
 typedef struct attn_quant_plan attn_quant_plan;
 
-/* As attn_plan_create and attn_plan_destroy. ATTN_CUDA is ATTN_UNSUPPORTED. */
+/* As attn_plan_create and attn_plan_destroy. */
 ATTN_API attn_status attn_quant_plan_create_sized(attn_quant_plan **plan, const attn_quant_desc *desc,
                                                   size_t desc_size);
 static inline attn_status attn_quant_plan_create(attn_quant_plan **plan, const attn_quant_desc *desc)
@@ -99,7 +100,13 @@ typedef struct attn_quant_args {
                              * total). The LSE is what attn_run wrote plus the scale of the scores times dot */
 } attn_quant_args;
 
-/* Quantises *args as the plan says. stream: NULL. ATTN_INVALID for bad lengths and pointers, plan or args = NULL. */
+/* Quantises *args as the plan says. stream: NULL on the CPU. ATTN_INVALID for bad lengths and pointers, plan or args =
+ * NULL.
+ *
+ * ATTN_CUDA: the plan is for the context in which it was made, pointers are of device memory, and the call puts one to
+ * six kernels into the stream (a CUstream, which may be capturing a graph) and returns. They read cu_lens, and replace
+ * what is out of range by the nearest value in range. It is fastest where scales belong to a block of rows and a head:
+ * then x is read once. x is read fastest at an address that is a multiple of 16 bytes, in rows that are, too. */
 ATTN_API attn_status attn_quant_run_sized(const attn_quant_plan *plan, const attn_quant_args *args, size_t args_size,
                                           void *stream);
 static inline attn_status attn_quant_run(const attn_quant_plan *plan, const attn_quant_args *args, void *stream)

@@ -9,97 +9,33 @@
 #include "api/quant.h"
 #include "attn_quant.h"
 #include "check/quant.h"
+#include "check/quant_case.h"
+#include "check/random.h"
 #include "num/half.h"
 #include "scale.h"
 
-enum { MOST = 1 << 17, CANARY = 0xa5 };
+enum { MOST = CHECK_QUANT_MOST };
 
-static float x_of[MOST], scale[MOST], again[MOST], mean[MOST], dot[MOST];
-static uint8_t out[MOST], out_again[MOST];
-
-static int64_t rows_of(const attn_quant_desc *d, const int32_t *cu, int64_t b)
-{
-    return cu ? cu[b + 1] - cu[b] : d->rows;
-}
-
-/* ---- random problems ---- */
-
-static void fill_strides(uint64_t *state, const int64_t n[4], int64_t stride[4])
-{
-    int64_t gap = check_below(state, 3);
-    bool heads_first = check_chance(state, 40);
-    stride[3] = 1, stride[heads_first ? 1 : 2] = n[3] + gap;
-    stride[heads_first ? 2 : 1] = (n[3] + gap) * (heads_first ? n[1] : n[2]);
-    stride[0] = (n[3] + gap) * n[1] * n[2];
-}
-
-static void draw(uint64_t *state, attn_quant_desc *d, int32_t cu[8])
-{
-    static const int64_t dims[] = { 1, 7, 16, 32, 48, 64, 80, 96, 128, 192, 256, 512 }, blocks[] = { 0, 0, 1, 64, 128 };
-    *d = (attn_quant_desc){ .dtype = (attn_dtype)(1 + check_below(state, 3)) };
-    d->out_dtype = check_chance(state, 70) ? ATTN_E4M3 : ATTN_I8;
-    d->dim = dims[check_below(state, COUNT(dims))];
-    d->heads = 1 + check_below(state, 4), d->batch = 1 + check_below(state, 3);
-    int64_t room = MOST / 2 / (d->batch * d->heads * (d->dim + 2));
-    d->rows = check_below(state, room < 200 ? room : 200);
-    if (check_chance(state, 60) && d->dim % 16 == 0) {
-        d->rotate = d->dim & -d->dim;
-        if (check_chance(state, 30)) d->rotate = 16;
-        d->seed = check_bits(state);
-    }
-    cu[0] = 0;
-    if (check_chance(state, 40)) {
-        d->flags |= ATTN_QUANT_VARLEN;
-        for (int64_t b = 0; b < d->batch; b++)
-            cu[b + 1] = cu[b] + (int32_t)check_below(state, d->rows + 1);
-        d->total = cu[d->batch] + check_below(state, 3);
-        if (d->rows > d->total) d->rows = d->total; /* what the plan takes it for */
-    }
-    const int64_t n[4] = { d->flags & ATTN_QUANT_VARLEN ? 1 : d->batch,
-                           d->flags & ATTN_QUANT_VARLEN ? d->total : d->rows, d->heads, d->dim };
-    fill_strides(state, n, d->x_stride), fill_strides(state, n, d->out_stride);
-    d->scale_rows = blocks[check_below(state, COUNT(blocks))];
-    if (check_chance(state, 30)) d->scale_heads = 1 + check_below(state, d->heads);
-    if (d->scale_heads && d->heads % d->scale_heads) d->scale_heads = 1;
-    int64_t heads = d->scale_heads ? d->scale_heads : d->heads, step = 1;
-    int64_t count[4] = { d->batch, d->scale_rows ? (d->rows + d->scale_rows - 1) / d->scale_rows : 1, heads, d->dim };
-    for (int i = 3; i >= 0; i--) {
-        bool can = i == 1 ? d->scale_rows > 0 : i == 3 ? d->scale_rows == 0 && check_chance(state, 40) : true;
-        if (!can || check_chance(state, 25)) continue;
-        d->scale_stride[i] = step, step *= count[i] > 0 ? count[i] : 1;
-    }
-    int kind = (int)check_below(state, 4);
-    if (kind == 1) d->flags |= ATTN_QUANT_MEAN;
-    if (kind == 2) d->flags |= ATTN_QUANT_DOT;
-    if (kind == 2 && check_chance(state, 50)) d->mean_heads = 1;
-}
-
-static void fill(uint64_t *state, const attn_quant_desc *d)
-{
-    float offset = 3 * check_normal(state);
-    for (int64_t i = 0; i < MOST / (d->dtype == ATTN_F32 ? 1 : 2); i++)
-        attn_store_scalar(d->dtype, x_of, i, check_normal(state) + offset + (check_chance(state, 1) ? 50.0f : 0));
-    for (int64_t i = 0; i < MOST; i++)
-        mean[i] = check_normal(state);
-}
+static check_quant_arrays drawn, first, again;
+static float *const x_of = first.x, *const scale = first.scale, *const mean = first.mean, *const dot = first.dot;
+static uint8_t *const out = first.out;
 
 /* compare: with the definition. */
-static void run_and(bool compare, const attn_quant_desc *d, const int32_t *cu, uint8_t *bytes, float *scales)
+static void run_on(bool compare, const attn_quant_desc *d, const attn_quant_args *args)
 {
     attn_quant_plan *plan;
-    bool both = d->flags & (ATTN_QUANT_MEAN | ATTN_QUANT_DOT);
-    attn_quant_args args = { .x = x_of, .out = bytes, .scale = scales, .cu_lens = cu, .mean = both ? mean : NULL };
-    if (d->flags & ATTN_QUANT_DOT) args.dot = dot;
     assert_ok(attn_quant_plan_create(&plan, d));
-    assert_ok(attn_quant_run(plan, &args, NULL));
-    const char *wrong = compare ? check_quant_wrong(&plan->desc, &args) : NULL;
+    assert_ok(attn_quant_run(plan, args, NULL));
+    const char *wrong = compare ? check_quant_wrong(&plan->desc, args) : NULL;
     if (wrong) fail_msg("%s", wrong);
     attn_quant_plan_destroy(plan);
 }
 
-static void run(const attn_quant_desc *d, const int32_t *cu, uint8_t *bytes, float *scales)
+static void run(const attn_quant_desc *d, uint8_t *bytes, float *scales)
 {
-    run_and(true, d, cu, bytes, scales);
+    attn_quant_args args = check_quant_args(d, &first);
+    args.out = bytes, args.scale = scales;
+    run_on(true, d, &args);
 }
 
 /* Every instruction set and number of threads: the same bits. What lies between the rows is nobody's. */
@@ -110,29 +46,28 @@ static void random_problems(void **state_)
     int cases = 400 / test_scale();
     for (int n = 0; n < cases; n++) {
         attn_quant_desc d;
-        int32_t cu[8];
-        draw(&state, &d, cu);
-        fill(&state, &d);
-        const int32_t *starts = d.flags & ATTN_QUANT_VARLEN ? cu : NULL;
-        memset(out, CANARY, sizeof out), memset(scale, CANARY, sizeof scale);
+        check_quant_draw(&state, &d, &drawn);
+        first = drawn;
         d.threads = 1;
         unsetenv("ATTN_ISA");
-        run(&d, starts, out, scale);
+        attn_quant_args args = check_quant_args(&d, &first);
+        run_on(true, &d, &args);
         for (attn_isa isa = ATTN_ISA_PORTABLE; attn_isa_name(isa); isa++) {
             if (!attn_isa_available(isa)) continue;
             setenv("ATTN_ISA", attn_isa_name(isa), 1);
-            memset(out_again, CANARY, sizeof out), memset(again, CANARY, sizeof again);
+            again = drawn;
             d.threads = 1 + (int32_t)check_below(&state, 3);
-            run_and(false, &d, starts, out_again, again);
-            if (memcmp(out, out_again, sizeof out) != 0 || memcmp(scale, again, sizeof scale) != 0)
+            args = check_quant_args(&d, &again);
+            run_on(false, &d, &args);
+            if (memcmp(&first, &again, sizeof first) != 0)
                 fail_msg("case %d: %s and %d threads give other bits", n, attn_isa_name(isa), d.threads);
         }
         unsetenv("ATTN_ISA");
         int64_t written = 0, elements = 0;
         for (int64_t i = 0; i < MOST; i++)
-            written += out[i] != CANARY;
+            written += out[i] != CHECK_QUANT_CANARY;
         for (int64_t b = 0; b < d.batch; b++)
-            elements += rows_of(&d, starts, b) * d.heads * d.dim;
+            elements += check_quant_rows(&d, &first, b) * d.heads * d.dim;
         assert_true(written <= elements);
     }
 }
@@ -158,7 +93,7 @@ static void zeros_have_a_scale_of_one(void **state)
     attn_quant_desc d = small(ATTN_E4M3);
     for (int64_t i = 0; i < 130 * 32; i++)
         x_of[i] = i < 64 * 32 ? 0.0f : i < 128 * 32 ? 1e-42f : 1e37f;
-    run(&d, NULL, out, scale);
+    run(&d, out, scale);
     assert_true(scale[0] == 1 && scale[1] >= 0x1p-120f && scale[2] > 1e34f && scale[2] < 1e37f);
     for (int64_t i = 0; i < 128 * 32; i++)
         assert_true((out[i] & 0x7f) == 0);
@@ -174,13 +109,13 @@ static void what_is_no_number_shows(void **state)
         for (int64_t i = 0; i < 130 * 32; i++)
             x_of[i] = (float)(i % 7) - 3;
         x_of[70 * 32 + 5] = values[n / 2 % 3];
-        run(&d, NULL, out, scale);
+        run(&d, out, scale);
         assert_true(scale[0] > 0 && isnan(scale[1]) && scale[2] > 0);
         for (int64_t i = 64 * 32; i < 128 * 32; i++)
             assert_int_equal(out[i], n % 2 ? 0 : 0x7f);
         d.scale_rows = 0, d.scale_stride[1] = 0, d.scale_stride[3] = 1; /* of channels, of which one has it */
         d.rotate = 0;
-        run(&d, NULL, out, scale);
+        run(&d, out, scale);
         for (int64_t i = 0; i < 32; i++)
             assert_true(isnan(scale[i]) == (i == 5));
         assert_true(out[5] == (n % 2 ? 0 : 0x7f) && out[4] != out[5]);
@@ -188,7 +123,7 @@ static void what_is_no_number_shows(void **state)
     attn_quant_desc d = small(ATTN_E4M3); /* sums overflow */
     for (int64_t i = 0; i < 130 * 32; i++)
         x_of[i] = 3e38f;
-    run(&d, NULL, out, scale);
+    run(&d, out, scale);
     assert_true(isnan(scale[0]));
 }
 
@@ -207,7 +142,7 @@ static void no_number_has_the_same_bits_everywhere(void **state)
                 x_of[i] = 1, mean[i] = 1;
             x_of[3 * 32 + 5] = values[n % 4], x_of[3 * 32 + 6] = values[n / 4 % 4];
             x_of[70 * 32 + 5] = values[n / 4 % 4];
-            run(&d, NULL, out, scale);
+            run(&d, out, scale);
             const float found[] = { mean[5], mean[6], dot[3], dot[70] };
             for (int i = n < 16 ? 0 : 2; i < (n < 16 ? 2 : 4); i++)
                 assert_true(isinf(found[i]) || attn_float_to_bits(found[i]) == 0x7fc00000);
@@ -239,7 +174,7 @@ static void attention_of_bytes_is_that_of_their_values(void **state_)
         if (n == 2) d.scale_stride[2] = DIM, d.scale_stride[3] = 1;
         for (int i = 0; i < ELEMENTS; i++)
             x_of[i] = check_normal(&state);
-        run(&d, NULL, bytes[n], scales[n]);
+        run(&d, bytes[n], scales[n]);
         for (int i = 0; i < ELEMENTS; i++) {
             int row = i / (HEADS * DIM), head = i / DIM % HEADS;
             values[n][i] = attn_e4m3_to_float(bytes[n][i]) *
@@ -298,7 +233,7 @@ static void descriptors_are_checked(void **state)
     REFUSED(INVALID, "dtype = 4 is not ATTN_F32", d.dtype = ATTN_F64);
     REFUSED(INVALID, "out_dtype = 3 is not ATTN_E4M3", d.out_dtype = ATTN_BF16);
     REFUSED(INVALID, "device = 2 is not ATTN_CPU", d.device = (attn_device)2);
-    REFUSED(UNSUPPORTED, "device = ATTN_CUDA", d.device = ATTN_CUDA);
+    REFUSED(INVALID, "threads is set: ATTN_CUDA takes none", d.device = ATTN_CUDA, d.threads = 1);
     REFUSED(INVALID, "flags = 0x10 has unknown bits", d.flags = 16);
     REFUSED(INVALID, "not both", d.flags = ATTN_QUANT_MEAN | ATTN_QUANT_DOT);
     REFUSED(INVALID, "threads = -1 is not in 0 to 1024", d.threads = -1);
@@ -337,22 +272,22 @@ static void arguments_are_checked(void **state)
     (void)state;
     const int32_t good[] = { 0, 3, 5 }, falls[] = { 0, 4, 3 }, starts[] = { 1, 3, 5 }, long_[] = { 0, 0, 6 },
                   past[] = { 0, 5, 11 };
-#define REFUSED(flag, text, ...)                                                           \
-    do {                                                                                   \
-        attn_quant_desc d = valid();                                                       \
-        d.flags = flag, d.total = flag & ATTN_QUANT_VARLEN ? 10 : 0;                       \
-        attn_quant_plan *plan;                                                             \
-        assert_ok(attn_quant_plan_create(&plan, &d));                                      \
-        attn_quant_args a = { .x = x_of, .out = out, .scale = scale };                     \
-        if (flag & ATTN_QUANT_VARLEN) a.cu_lens = good;                                    \
-        if (flag & (ATTN_QUANT_MEAN | ATTN_QUANT_DOT)) a.mean = mean;                      \
-        if (flag & ATTN_QUANT_DOT) a.dot = dot;                                            \
-        __VA_ARGS__;                                                                       \
-        memset(out, CANARY, sizeof out);                                                   \
-        attn_status got = attn_quant_run(plan, &a, NULL);                                  \
-        if (got != ATTN_INVALID || !strstr(attn_error(), text) || out[0] != CANARY)        \
-            fail_msg("line %d: %s \"%s\"", __LINE__, attn_status_name(got), attn_error()); \
-        attn_quant_plan_destroy(plan);                                                     \
+#define REFUSED(flag, text, ...)                                                                \
+    do {                                                                                        \
+        attn_quant_desc d = valid();                                                            \
+        d.flags = flag, d.total = flag & ATTN_QUANT_VARLEN ? 10 : 0;                            \
+        attn_quant_plan *plan;                                                                  \
+        assert_ok(attn_quant_plan_create(&plan, &d));                                           \
+        attn_quant_args a = { .x = x_of, .out = out, .scale = scale };                          \
+        if (flag & ATTN_QUANT_VARLEN) a.cu_lens = good;                                         \
+        if (flag & (ATTN_QUANT_MEAN | ATTN_QUANT_DOT)) a.mean = mean;                           \
+        if (flag & ATTN_QUANT_DOT) a.dot = dot;                                                 \
+        __VA_ARGS__;                                                                            \
+        memset(out, CHECK_QUANT_CANARY, MOST);                                                  \
+        attn_status got = attn_quant_run(plan, &a, NULL);                                       \
+        if (got != ATTN_INVALID || !strstr(attn_error(), text) || out[0] != CHECK_QUANT_CANARY) \
+            fail_msg("line %d: %s \"%s\"", __LINE__, attn_status_name(got), attn_error());      \
+        attn_quant_plan_destroy(plan);                                                          \
     } while (0)
     REFUSED(0, "x is NULL, but has elements", a.x = NULL);
     REFUSED(0, "out is NULL", a.out = NULL);

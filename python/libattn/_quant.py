@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from . import _c, _options, _run, _tensor
-from ._api import _no_grad
+from ._api import _longest, _no_grad
 from ._problem import Handle, address_of, as_table, shape_is, strides_of
-from ._tensor import View, empty, layout, see, signature
+from ._tensor import empty, layout, see, signature
 
 GRANULARITIES = ("tensor", "head", "channel", "block", "token")
 
@@ -30,14 +30,14 @@ class Quantized(NamedTuple):
 def quantize(
     x: Any, dtype: str = "float8_e4m3fn", *, granularity: str = "block", block_rows: int = 64,
     scale_heads: Optional[int] = None, hadamard: Any = False, seed: int = 0, subtract_mean: bool = False,
-    k_mean: Any = None, cu_lens: Any = None, max_len: Optional[int] = None, threads: int = 0,
+    k_mean: Any = None, cu_lens: Any = None, max_len: Optional[int] = None, threads: int = 0, stream: Any = None,
 ) -> Quantized:
     """q, k or v in one byte, and the scales by which attention multiplies it again.
 
         scale = max |x| / 448 (int8: / 127) of what shares it    data = x / scale, rounded to nearest even
 
         x              (batch, rows, heads, dim) or packed (rows, heads, dim) with cu_lens: float32, float16 or
-                       bfloat16, on the CPU
+                       bfloat16, on the CPU or a GPU; k_mean and cu_lens lie there, too
         dtype          "float8_e4m3fn" or "int8"; NumPy's float8_e4m3fn is ml_dtypes'
         granularity    what shares a scale, and so the shape of the scales:
                        "tensor"   all of x                       (1, 1, 1, 1)
@@ -57,10 +57,12 @@ def quantize(
                        by it, its lse does: correct_lse
         k_mean         of q: the mean that quantize(k, subtract_mean=True) returned; gives dot, which correct_lse takes
         cu_lens        (sequences + 1) int32: starts of packed sequences, then the end; max_len: rows of the longest one
-                       (None: found in cu_lens)
-        threads        0: one for each processor the caller may use
+                       (None: found in cu_lens; CPU only)
+        threads        0: one for each processor the caller may use (CPU)
+        stream         as attention takes it
 
-    What shares a scale with a NaN or infinity becomes NaN (int8: 0, with a scale of NaN); zeros have a scale of 1.
+    What shares a scale with a NaN or infinity becomes NaN (int8: 0, with a scale of NaN); zeros have a scale of 1. A
+    GPU gives the bits that a CPU gives.
     Returns Quantized. docs/FP8.md shows what each option is worth. Raises as attention does.
 
         >>> k8 = libattn.quantize(k, hadamard=True, subtract_mean=True)
@@ -78,21 +80,22 @@ def quantize(
     if max_len is not None and cu_lens is None:
         raise _c.InvalidError(f"max_len is {max_len}; without cu_lens it takes None")
     _no_grad(x=x, k_mean=k_mean)
-    seen = see(x, "x")
-    if (seen.layout.device if type(seen) is View else _tensor.device_of(seen)) is not None:
-        raise _c.UnsupportedError("x is not on the CPU, which alone quantises")
-    starts = None if cu_lens is None else as_table(cu_lens, "cu_lens", "int32", None)
-    if starts is not None and max_len is None:
-        max_len = int(np.diff(_tensor.host(see(starts, "cu_lens"))).max(initial=0))
-    means = None if k_mean is None else as_table(k_mean, "k_mean", "float32", None)
-    shapes = [tuple(layout(see(t, n), n).shape) if t is not None else None
-              for t, n in ((starts, "cu_lens"), (means, "k_mean"))]
-    key = ("quantize", dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, max_len, threads,
-           signature(seen), *shapes)
-    plan, desc, scale_shape = _run.kept(key, None, lambda: _plan(
-        layout(seen, "x"), dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, shapes, max_len,
-        threads))
-    of_x = layout(seen, "x").shape
+    handle = None if stream is None else _tensor.stream_handle(stream)
+    if cu_lens is not None and max_len is None:
+        max_len = _longest(cu_lens, "cu_lens")
+    seen = see(x, "x", handle)
+    options = (dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, max_len, threads)
+    return _run.placed(seen, x, handle, [x, k_mean, cu_lens], lambda device, context, current: _quantize(
+        device, context, current, seen, k_mean, cu_lens, options))
+
+
+def _quantize(device, context, handle, seen, k_mean, cu_lens, options) -> Quantized:
+    starts = None if cu_lens is None else as_table(cu_lens, "cu_lens", "int32", device, handle)
+    means = None if k_mean is None else as_table(k_mean, "k_mean", "float32", device, handle)
+    shapes = [None if t is None else tuple(layout(t, n).shape) for t, n in ((starts, "cu_lens"), (means, "k_mean"))]
+    key = ("quantize", *options, context, signature(seen), *shapes)
+    plan, desc, scale_shape = _run.kept(key, context, lambda: _plan(layout(seen, "x"), shapes, *options))
+    of_x, dtype, subtract_mean = layout(seen, "x").shape, options[0], options[6]
     data, data_seen = empty(seen, of_x, dtype, "data", starts is not None)
     scale, scale_seen = empty(seen, scale_shape, "float32", "scale", False)
     mean = dot = mean_seen = dot_seen = None
@@ -101,15 +104,15 @@ def quantize(
     if means is not None:
         lines = (desc.heads, of_x[0]) if len(of_x) == 3 else (desc.batch, desc.heads, desc.rows)
         dot, dot_seen = empty(seen, lines, "float32", "dot", starts is not None)
-    given = [None if t is None else address_of(see(t, n)) for t, n in (
+    given = [None if t is None else address_of(t, n) for t, n in (
         (seen, "x"), (data_seen, "data"), (scale_seen, "scale"), (starts, "cu_lens"),
         (mean_seen if means is None else means, "mean"), (dot_seen, "dot"))]
     args = _c.QuantArgs(*given)
-    _c.check(_c.quant_run(plan._handle, args, ctypes.sizeof(args), None))
+    _c.check(_c.quant_run(plan._handle, args, ctypes.sizeof(args), handle))
     return Quantized(data, scale, mean, dot)
 
 
-def _plan(x, dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, shapes, max_len, threads):
+def _plan(x, shapes, dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, max_len, threads):
     """(plan, desc, shape of the scales)."""
     of_starts, of_means = shapes
     wanted = "(batch, rows, heads, dim)" if of_starts is None else "(rows, heads, dim), as cu_lens is given"
@@ -118,7 +121,8 @@ def _plan(x, dtype, granularity, block_rows, scale_heads, hadamard, seed, subtra
     if x.dtype not in _c.DTYPES or x.dtype == "float64":
         raise _c.InvalidError(f"x is {x.dtype}; it takes float32, float16 or bfloat16")
     heads, dim = x.shape[-2:]
-    desc = _c.QuantDesc(dtype=_c.DTYPES[x.dtype], out_dtype=_c.BYTE_DTYPES[dtype], device=_c.CPU, heads=heads, dim=dim,
+    desc = _c.QuantDesc(dtype=_c.DTYPES[x.dtype], out_dtype=_c.BYTE_DTYPES[dtype],
+                        device=_c.CPU if x.device is None else _c.CUDA, heads=heads, dim=dim,
                         threads=_options.integer("threads", threads, 31))
     if of_starts is None:
         desc.batch, desc.rows = x.shape[:2]

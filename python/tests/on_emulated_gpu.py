@@ -316,6 +316,38 @@ def merging():
         close(found[1].a, wanted[1], 1e-5)
 
 
+def quantising():
+    """The bits that the host has."""
+    q, k = normal(2, 70, 4, 32), normal(2, 90, 2, 32)
+    for stream in ({}, {"stream": 0}):
+        mean = None
+        for x, options in ((k, {"hadamard": True, "subtract_mean": True}), (q, {"hadamard": True, "k_mean": 0}),
+                           (k, {"granularity": "channel"}), (k, {"granularity": "tensor"}),
+                           (q, {"granularity": "token", "scale_heads": 2})):
+            on_host = dict(options, k_mean=mean) if "k_mean" in options else options
+            wanted = libattn.quantize(x, "int8", **on_host)
+            mean = wanted.mean if wanted.mean is not None else mean
+            found = libattn.quantize(Array(x), "int8", **up(on_host), **stream)
+            done()
+            for a, b in zip(found, wanted):
+                assert (a is None) == (b is None) and (a is None or np.array_equal(a.a, b)), options
+        lse = normal(2, 4, 70, dtype=np.float32)
+        dot = libattn.quantize(Array(q), "int8", k_mean=Array(mean), **stream).dot
+        done()
+        corrected = libattn.correct_lse(Array(lse), dot, dim=32)
+        close(corrected.a, lse + np.einsum("bihd,bhd->bhi", q, np.repeat(mean, 2, 1)) * 32 ** -0.5, 1e-4)
+    cu = np.array([0, 60, 60, 88], np.int32)
+    packed = libattn.quantize(k[0], "int8", cu_lens=cu, max_len=60)
+    found = libattn.quantize(Array(k[0]), "int8", cu_lens=Array(cu), max_len=60)
+    done()
+    assert np.array_equal(found.data.a, packed.data) and np.array_equal(found.scale.a, packed.scale)
+    refuses("max_len is needed where cu_lens is on a GPU", lambda: libattn.quantize(
+        Array(k[0]), "int8", cu_lens=Array(cu)))
+    refuses("cu_lens is on the CPU", lambda: libattn.quantize(Array(k[0]), "int8", cu_lens=cu, max_len=60))
+    refuses("k_mean is on the CPU", lambda: libattn.quantize(Array(q), "int8", k_mean=mean))
+    refuses("threads is set: ATTN_CUDA takes none", lambda: libattn.quantize(Array(q), "int8", threads=1))
+
+
 def refuses(match, call, kind=libattn.InvalidError):
     try:
         call()
@@ -356,6 +388,7 @@ def mistakes():
     refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
 
 
-for test in (attention, plans, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, mistakes):
+for test in (attention, plans, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, quantising,
+             mistakes):
     test()
     print(test.__name__, "passed", flush=True)

@@ -1,5 +1,5 @@
 """The package's way to a GPU, on the emulated one of the C tests, with the library of the same build: attention, KV
-caches, merging, mistakes."""
+caches, merging, quantising, mistakes."""
 import os
 import pathlib
 import subprocess

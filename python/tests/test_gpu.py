@@ -164,3 +164,33 @@ def test_arrays_of_unknown_libraries_need_a_stream():
     out = torch.empty_like(q)
     libattn.attention(*raw, out=Raw(out), stream=torch.cuda.current_stream())
     close(out, wanted(q, k, v))
+
+
+@pytest.mark.parametrize("options", [{}, {"granularity": "token"}, {"granularity": "tensor"}, {"granularity": "channel"},
+                                     {"block_rows": 128, "dtype": "int8"}])
+def test_quantize_is_the_cpus_to_the_bit(options):
+    q, k, _ = (x.detach() for x in tensors(dim=128))
+    k8 = libattn.quantize(k, hadamard=True, subtract_mean=True, **options)
+    of_k = libattn.quantize(k.cpu(), hadamard=True, subtract_mean=True, **options)
+    q8 = libattn.quantize(q, hadamard=True, k_mean=k8.mean, **options)
+    of_q = libattn.quantize(q.cpu(), hadamard=True, k_mean=of_k.mean, **options)
+    for found, right in ((k8, of_k), (q8, of_q)):
+        assert torch.equal(found.data.view(torch.uint8).cpu(), right.data.view(torch.uint8))
+        assert all(a is b is None or torch.equal(a.cpu(), b) for a, b in zip(found[1:], right[1:]))
+    lse = torch.randn(2, 4, 130, device="cuda")
+    close(libattn.correct_lse(lse, q8.dot, dim=128), libattn.correct_lse(lse.cpu(), of_q.dot, dim=128), 1e-6)
+
+
+def test_quantize_in_a_graph():
+    """It is captured as it is, and replays over what its tensors then hold."""
+    k = tensors(dim=128)[1].detach()
+    libattn.quantize(k, hadamard=True, granularity="tensor")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        k8 = libattn.quantize(k, hadamard=True, granularity="tensor")
+    for _ in range(2):
+        k.normal_()
+        graph.replay()
+        right = libattn.quantize(k.cpu(), hadamard=True, granularity="tensor")
+        assert torch.equal(k8.data.view(torch.uint8).cpu(), right.data.view(torch.uint8))
+        assert torch.equal(k8.scale.cpu(), right.scale)

@@ -23,13 +23,14 @@ static attn_status check_kinds(const attn_quant_desc *d)
         return attn_fail(ATTN_INVALID, "out_dtype = %d is not ATTN_E4M3 or ATTN_I8", (int)d->out_dtype);
     if (d->device != ATTN_CPU && d->device != ATTN_CUDA)
         return attn_fail(ATTN_INVALID, "device = %d is not ATTN_CPU or ATTN_CUDA", (int)d->device);
-    if (d->device == ATTN_CUDA) return attn_fail(ATTN_UNSUPPORTED, "device = ATTN_CUDA: the CPU alone quantises");
     if (d->flags & ~known) return attn_fail(ATTN_INVALID, "flags = %#" PRIx32 " has unknown bits", d->flags);
     if (d->flags & ATTN_QUANT_MEAN && d->flags & ATTN_QUANT_DOT)
         return attn_fail(ATTN_INVALID, "flags: ATTN_QUANT_MEAN is of k, ATTN_QUANT_DOT of q: not both");
     if (d->threads < 0 || d->threads > ATTN_THREADS_MOST)
         return attn_fail(ATTN_INVALID, "threads = %" PRId32 " is not in 0 to %d", d->threads, ATTN_THREADS_MOST);
     if (d->parallel_context && !d->parallel_for) return attn_fail(ATTN_INVALID, "parallel_context needs parallel_for");
+    if (d->device == ATTN_CUDA && (d->threads || d->parallel_for))
+        return attn_fail(ATTN_INVALID, "%s is set: ATTN_CUDA takes none", d->threads ? "threads" : "parallel_for");
     return ATTN_OK;
 }
 
@@ -105,7 +106,7 @@ static attn_status resolve(attn_quant_desc *d)
     const int64_t mean[4] = { 1, d->batch, d->heads, d->dim }, dot[4] = { 1, d->batch, d->heads, d->rows };
     if (!status) status = attn_resolve_tensor("mean", mean, (int64_t[4]){ 0 });
     if (!status) status = attn_resolve_tensor("dot", dot, (int64_t[4]){ 0 });
-    if (!status && !d->threads) d->threads = attn_processors_available();
+    if (!status && !d->threads && d->device == ATTN_CPU) d->threads = attn_processors_available();
     return status;
 }
 
@@ -129,7 +130,8 @@ attn_status attn_quant_plan_create_sized(attn_quant_plan **out, const attn_quant
     if (!plan) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", sizeof *plan);
     plan->desc = given;
     draw_signs(plan);
-    status = attn_quant_cpu_create(plan);
+    plan->backend = given.device == ATTN_CUDA ? &attn_quant_cuda_backend : &attn_quant_cpu_backend;
+    status = plan->backend->create(plan);
     if (status) {
         free(plan);
         return status;
@@ -140,6 +142,7 @@ attn_status attn_quant_plan_create_sized(attn_quant_plan **out, const attn_quant
 
 void attn_quant_plan_destroy(attn_quant_plan *plan)
 {
+    if (plan) plan->backend->destroy(plan);
     free(plan);
 }
 
@@ -190,7 +193,7 @@ static attn_status check_args(const attn_quant_desc *d, const attn_quant_args *a
     if (d->flags & ATTN_QUANT_MEAN) outputs[out++] = attn_array_packed("mean", 0, a->mean, 4, means);
     attn_status status = check_flagged(d, a);
     if (!status) status = attn_check_arrays(inputs, in, outputs, out);
-    return status || !varlen ? status : check_lengths(d, a->cu_lens);
+    return status || !varlen || d->device == ATTN_CUDA ? status : check_lengths(d, a->cu_lens);
 }
 
 attn_status attn_quant_run_sized(const attn_quant_plan *plan, const attn_quant_args *args, size_t args_size,
@@ -200,5 +203,5 @@ attn_status attn_quant_run_sized(const attn_quant_plan *plan, const attn_quant_a
     if (!plan) return attn_fail(ATTN_INVALID, "plan = NULL: it takes a plan from attn_quant_plan_create");
     attn_status status = attn_struct_copy(&full, sizeof full, args, args_size, "args");
     if (!status) status = check_args(&plan->desc, &full);
-    return status ? status : attn_quant_cpu_run(plan, &full, stream);
+    return status ? status : plan->backend->run(plan, &full, stream);
 }

@@ -2,7 +2,6 @@
  * reads its rows once: what they become stays in L1 or L2 until the scale is known. Else all tiles raise the scales
  * first (the greatest of bits does not depend on the order), and are read again. Contract: api/quant.h, attn_quant.h.
  */
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -92,7 +91,7 @@ static float scale_of_values(const attn_quant_desc *d, uint32_t most)
 static float scale_of(const attn_quant_desc *d, uint32_t most)
 {
     float scale = scale_of_values(d, most);
-    return d->rotate && most ? scale * (float)(1 / sqrt((double)d->rotate)) : scale;
+    return d->rotate && most ? scale * attn_quant_factor(d) : scale;
 }
 
 /* ---- a unit ---------------------------------------------------------------------------------- */
@@ -254,7 +253,7 @@ static void each_scale(const call *c, bool finish)
     }
 }
 
-attn_status attn_quant_cpu_create(attn_quant_plan *plan)
+static attn_status create(attn_quant_plan *plan)
 {
     const attn_quant_desc *d = &plan->desc;
     const attn_cpu_ops *ops;
@@ -265,20 +264,22 @@ attn_status attn_quant_cpu_create(attn_quant_plan *plan)
     return attn_threads_reserve(&plan->loop, d->threads);
 }
 
-attn_status attn_quant_cpu_run(const attn_quant_plan *plan, const attn_quant_args *args, void *stream)
+static void destroy(attn_quant_plan *plan)
+{
+    (void)plan;
+}
+
+static attn_status run(const attn_quant_plan *plan, const attn_quant_args *args, void *stream)
 {
     const attn_quant_desc *d = &plan->desc;
-    const int64_t *stride = d->scale_stride;
     if (stream) return attn_fail(ATTN_INVALID, "stream is not NULL: the CPU has none");
     call c = { .plan = plan, .desc = d, .args = args, .tile = d->scale_rows > 1 ? d->scale_rows : TILE };
     c.tiles = attn_ceil_div(d->rows, c.tile);
     c.run = c.tiles * d->batch / (ITEMS * (int64_t)d->threads);
     c.run = c.run < 1 ? 1 : c.run > RUN_MOST ? RUN_MOST : c.run;
     c.runs = attn_ceil_div(c.tiles, c.run);
-    bool own = (d->batch <= 1 || stride[0]) && (d->scale_heads == 1 || stride[2]) && (c.tiles <= 1 || stride[1]) &&
-               (d->rows <= 1 || d->scale_rows != 1 || stride[1]);
     if (d->flags & ATTN_QUANT_MEAN) attn_threads_each(&plan->loop, d->threads, d->batch * d->heads, mean_item, &c);
-    if (own) {
+    if (attn_quant_is_own(d, c.tiles)) {
         attn_threads_each(&plan->loop, d->threads, d->batch * c.runs, whole_item, &c);
         if (c.tiles == 0) each_scale(&c, false), each_scale(&c, true);
         return ATTN_OK;
@@ -289,3 +290,5 @@ attn_status attn_quant_cpu_run(const attn_quant_plan *plan, const attn_quant_arg
     each_scale(&c, true);
     return ATTN_OK;
 }
+
+const attn_quant_backend attn_quant_cpu_backend = { create, destroy, run };

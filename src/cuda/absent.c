@@ -1,5 +1,6 @@
 /* Stands for the CUDA backend in a build without it. */
 #include "api/merge.h"
+#include "api/quant.h"
 #include "base/error.h"
 #include "kv/op.h"
 #include "cuda/arch.h"
@@ -128,3 +129,11 @@ static attn_status create_merge(attn_merge_plan *plan)
 }
 
 const attn_merge_backend attn_merge_cuda_backend = { .create = create_merge };
+
+static attn_status create_quant(attn_quant_plan *plan)
+{
+    (void)plan;
+    return refuse();
+}
+
+const attn_quant_backend attn_quant_cuda_backend = { .create = create_quant };

@@ -139,6 +139,18 @@ bool attn_cuda_can_load(const attn_cuda_kernel *kernel)
 
 enum { NOT_FOUND = 500 };
 
+/* Whether the symbol's name has that of the unit's file in it: then this unit is looked at first. Where NVRTC compiles,
+ * the others are not compiled for it. */
+static bool is_named_in(const char *unit, const char *symbol)
+{
+    char stem[64];
+    const char *slash = strrchr(unit, '/');
+    snprintf(stem, sizeof stem, "%s", slash ? slash + 1 : unit);
+    char *dot = strrchr(stem, '.');
+    if (dot) *dot = 0;
+    return strstr(symbol, stem) != NULL;
+}
+
 static attn_status find(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,
                         CUfunction *found)
 {
@@ -150,9 +162,11 @@ static attn_status find(const attn_cuda_context *context, const attn_cuda_kernel
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);
     }
-    for (int i = 0; i < attn_cuda_text_count && !kernel && result == NOT_FOUND; i++) {
-        if (!context->arch || attn_cuda_unit_arch(attn_cuda_texts[i].name) != context->arch) continue;
-        attn_status status = module_of(context, NULL, attn_cuda_texts[i].name, &in);
+    for (int i = 0; i < 2 * attn_cuda_text_count && !kernel && result == NOT_FOUND; i++) {
+        const char *unit = attn_cuda_texts[i % attn_cuda_text_count].name;
+        if (!context->arch || attn_cuda_unit_arch(unit) != context->arch) continue;
+        if (is_named_in(unit, symbol) != (i < attn_cuda_text_count)) continue;
+        attn_status status = module_of(context, NULL, unit, &in);
         if (status) return status;
         result = driver->cuModuleGetFunction(found, in, symbol);
     }

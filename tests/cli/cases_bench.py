@@ -43,7 +43,7 @@ def bench_smoke(place):
     rows = results(place, "--smoke", "--threads", "2")
     suites = {row["suite"] for row in rows}
     wanted = {"prefill", "threads", "decode", "bwd", "fwdbwd", "memory", "window", "paged", "cascade", "append",
-              "ring"}
+              "quant", "ring"}
     check(suites == wanted, "suites:", suites)
     check({row["pass"] for row in rows} == {"fwd", "decode", "bwd", "fwdbwd", "kv"}, "passes")
     check({row["heads_q"] for row in rows if row["suite"] == "threads" and row["pass"] == "bwd"} == {1, 12}, "1 head")
@@ -90,6 +90,22 @@ def bench_kv(place):
         check(all(row["peer"] == "copy" and row["ratio"] > 0 for row in rows), rows)
         check([row["kv_bytes"] // (64 * 128 * 8) for row in rows] == [1, 1, 1, 1, 2], "2 heads of q are as many bytes")
     place.refuses([*QUICK, "--suite", "pool", "--peer-library", "x.so"], 2, "the suite pool has no peer")
+
+
+@case
+def bench_quant(place):
+    """Each way to quantise beside a copy of the bytes that x and its bytes have."""
+    forms = ["block:64 rotated", "block:128 rotated", "block:64", "row rotated", "block:64 rotated mean",
+             "block:64 rotated dot", "channel", "head rotated", "tensor rotated"]
+    rows = results(place, "--smoke", "--suite", "quant", "--threads", "1")
+    check([row["mask"] for row in rows] == forms and {row["kv_dtype"] for row in rows} == {"e4m3"}, rows)
+    for row in rows:
+        check(row["peer"] == "memcpy" and row["ratio"] > 0 and row["kv_bytes"] == 160 * 8 * 128 * 3, "quant:", row)
+    if gpu := gpu_environment("ATTN_TEST_EMULATED"):
+        rows = results(place, "--smoke", "--suite", "quant", "--device", "cuda", "--heads", "2/2", env=gpu)
+        check([row["mask"] for row in rows] == forms and all(row["peer"] == "copy" for row in rows), rows)
+        check({row["kv_bytes"] for row in rows} == {160 * 2 * 64 * 3}, rows)
+    place.refuses([*QUICK, "--suite", "quant", "--peer-library", "x.so"], 2, "the suite quant has no peer")
 
 
 @long_case

@@ -97,6 +97,11 @@ static inline float __fdiv_rn(float a, float b)
     return a / b;
 }
 
+static inline float __frcp_rn(float x)
+{
+    return 1 / x;
+}
+
 static inline float __fadd_rn(float a, float b)
 {
     return a + b;
@@ -196,6 +201,13 @@ static inline u64 atomicCAS(u64 *word, u64 expected, u64 x)
 {
     u64 before = *word;
     if (before == expected) *word = x;
+    return before;
+}
+
+static inline u32 atomicMax(u32 *most, u32 x)
+{
+    u32 before = *most;
+    if (x > before) *most = x;
     return before;
 }
 

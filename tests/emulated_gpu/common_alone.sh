@@ -15,6 +15,7 @@ cat > "$folder/unit.cu" <<'END'
 #include "common/find_sequence.h"
 #include "common/merge.h"
 #include "common/pages.h"
+#include "common/quant.h"
 
 #define KERNELS_OF(dtype)                                                                              \
     extern "C" __global__ void forward_##dtype(attn_cuda_params p) { attend_row<dtype>(&p); }            \
@@ -24,6 +25,7 @@ cat > "$folder/unit.cu" <<'END'
     extern "C" __global__ void kv_##dtype(attn_cuda_backward_params p) { fallback_kv<dtype>(&p); }       \
     extern "C" __global__ void bias_##dtype(attn_cuda_backward_params p) { fallback_bias<dtype>(&p); }
 
+QUANT_KERNELS_OF(F32, f32)
 KERNELS_OF(F32)
 KERNELS_OF(F16)
 KERNELS_OF(BF16)

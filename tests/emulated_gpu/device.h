@@ -290,6 +290,11 @@ DEVICE float min_nan(float x, float y)
     return x != x || y != y ? x + y : x < y ? x : y;
 }
 
+DEVICE float max_nan(float x, float y)
+{
+    return x != x || y != y ? __int_as_float(0x7fffffff) : x > y ? x : y;
+}
+
 DEVICE float reciprocal_approx(float x)
 {
     return flushed(1 / flushed(x));

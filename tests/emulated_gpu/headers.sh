@@ -16,7 +16,7 @@ d256="$backward -DATTN_DIM=256 -DATTN_DIM_V=256 -DATTN_KV_TILE=64 -DATTN_STAGES=
 count=0
 for header in src/cuda/common/*.h src/cuda/common/decode/*.h src/cuda/sm90/common/*.h src/cuda/sm90/forward/*.h src/cuda/sm90/backward/*.h; do
     case $header in
-    */params.h | */widen_params.h) continue ;; # they include nothing, for the host's sake
+    */params.h | */widen_params.h | */quant_params.h) continue ;; # they include nothing, for the host's sake
     */backward/*) first=$d128 second=$d256 ;;
     *) first=$plain second=$score_mod ;;
     esac

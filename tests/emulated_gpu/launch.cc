@@ -10,6 +10,7 @@ extern "C" {
 #include "cuda/common/merge_params.h"
 #include "cuda/common/pages_params.h"
 #include "cuda/common/params.h"
+#include "cuda/common/quant_params.h"
 #include "cuda/common/widen_params.h"
 #include "cuda/sm90/params.h"
 

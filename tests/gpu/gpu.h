@@ -68,11 +68,12 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large);
 /* In each mask and head dim the same bits, however often and wherever it is run. */
 void alike(attn_direction direction, int repeat);
 
-/* ---- what is tested of caches of keys, and of merging --------------------------------------- */
+/* ---- what is tested of caches of keys, of merging and of quantisation ------------------------- */
 
 void operations_on_pages(void); /* pages.c */
 void paged_keys(void);          /* paged.c */
 void merges(void);              /* merge.c */
+void quantisation(void);        /* quant.c */
 void cascades(int count);       /* cascade.c: so many random batches */
 void pages_alike(void);         /* alike.c: graphs that are replayed while lengths and tables change */
 

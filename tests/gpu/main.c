@@ -5,9 +5,9 @@
  *     attn_test_gpu [REPETITIONS [PART PARTS [ONLY]]]   (10000 1 1)
  *
  * Of the kernels, whose lengths take most of the time, each PARTS-th from the PART-th on; the rest with the first part.
- * REPETITIONS 0: lengths alone; -1: of E4M3 also the errors at 2048 and 131072 keys. ONLY: forward, backward, pages
- * (alone), bytes (kernels of E4M3), cache (decode kernels of keys of a byte), or one kernel's lengths, by its name.
- * ATTN_TEST_SCALE=n: each n-th length. */
+ * REPETITIONS 0: lengths alone; -1: of E4M3 also the errors at 2048 and 131072 keys. ONLY: forward, backward, pages or
+ * quant (alone), bytes (kernels of E4M3), cache (decode kernels of keys of a byte), or one kernel's lengths, by its
+ * name. ATTN_TEST_SCALE=n: each n-th length. */
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -54,9 +54,9 @@ int main(int argc, char **argv)
                parts = argc > 3 ? atoi(argv[3]) : 1;
     const char *only = argc > 4 ? argv[4] : "";
     const bool wanted[] = { strcmp(only, "backward") != 0, strcmp(only, "forward") != 0 }; /* by attn_direction */
-    const bool caches = strcmp(only, "pages") == 0, of_bytes = strcmp(only, "bytes") == 0,
-               of_cache = strcmp(only, "cache") == 0;
-    const bool one = only[0] && wanted[0] && wanted[1] && !caches && !of_bytes && !of_cache;
+    const bool caches = strcmp(only, "pages") == 0, quants = strcmp(only, "quant") == 0,
+               of_bytes = strcmp(only, "bytes") == 0, of_cache = strcmp(only, "cache") == 0;
+    const bool one = only[0] && wanted[0] && wanted[1] && !caches && !quants && !of_bytes && !of_cache;
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count);
     if (device_open()) {
         printf("SKIPPED: %s\n", attn_error());
@@ -71,12 +71,13 @@ int main(int argc, char **argv)
         operations_on_pages(), paged_keys(), merges(), pages_alike();
         cascades(repeat > 0 ? 120 : 24);
     }
-    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0 && !caches; d++) {
+    if (quants || (part == 1 && repeat > 0 && !only[0])) quantisation();
+    for (int d = ATTN_FORWARD; d <= ATTN_BACKWARD && part == 1 && repeat > 0 && !caches && !quants; d++) {
         if (!wanted[d]) continue;
         alike((attn_direction)d, repeat);
         host_times((attn_direction)d);
     }
-    for (int i = part - 1; i < count && !caches; i += parts) {
+    for (int i = part - 1; i < count && !caches && !quants; i += parts) {
         const attn_cuda_kernel *k = &kernels[i];
         if (!attn_cuda_is_variant(k) && k->dtype != ATTN_E4M3) continue;
         if (!wanted[attn_cuda_direction(k)]) continue;

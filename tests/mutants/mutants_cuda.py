@@ -421,4 +421,10 @@ MUTANTS = [
     (SM90 + "forward/paged_source.h", "tile::panel_bytes + first * 128;", "tile::panel_bytes;",
      "boxes of a KV tile lie on one another", "emulated/sm90_bf16_d64_128x128_paged"),
     (CUDA + "common/merge.h", "w.full_far = __ballot_sync(~0u, far != -INFINITE);", "w.full_far = ~0u;", "merging reads empty parts", "emulated/pages"),
+    # quantisation on a GPU
+    (CUDA + "common/quant.h", "copy_async_wait<0>();", "copy_async_wait<1>();", "quantisation: a unit is read before it has come", "emulated/quant"),
+    (CUDA + "common/quant.h", "if (first && p->passes == QUANT_MEASURE) atomicMax((u32 *)scale, bits);",
+     "if (first && p->passes == QUANT_MEASURE) *(u32 *)scale = bits;", "quantisation: a wider scale is its last unit's", "emulated/quant"),
+    (CUDA + "common/quant.h", "count = whole.rows / QUANT_SUM + (last >= QUANT_PARTS_LEAST);", "count = whole.rows / QUANT_SUM;",
+     "quantisation: the mean lacks the rows after whole parts", "emulated/quant"),
 ]

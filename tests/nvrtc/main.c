@@ -100,6 +100,7 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_fallback_f16", 16 },
         { "attn_sm90_fallback_f32", 12 },
         { "attn_pages_append_f32_16", 8 },
+        { "attn_quant_stream_f16", 16 },
         { "attn_sm90_backward_fallback_kv_bf16", 28 },
         { "attn_sm90_backward_fallback_kv_f16", 28 },
         { "attn_sm90_backward_fallback_bias_bf16", 8 },

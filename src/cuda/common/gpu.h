@@ -66,6 +66,14 @@ DEVICE float min_nan(float x, float y)
     return least;
 }
 
+/* The greater; NaN if one is. */
+DEVICE float max_nan(float x, float y)
+{
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+    return most;
+}
+
 DEVICE float reciprocal_approx(float x)
 {
     float y;
