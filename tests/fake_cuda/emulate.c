@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "num/half.h"
 #include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
