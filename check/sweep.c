@@ -387,15 +387,6 @@ static void narrow_down(int number, attn_desc *d)
     if (d->bits_keys > d->len_kv) d->bits_keys = d->len_kv;
 }
 
-/* Few rows over more KV tiles than the grid's lengths have of long ones: split-KV takes these apart. */
-static void lengthen(const attn_cuda_kernel *k, attn_desc *d)
-{
-    enum { ROWS_MOST = 256, TILES = 5 }; /* ROWS_MOST: of all heads and sequences */
-    if (d->batch * d->heads_q * d->len_q > ROWS_MOST) return;
-    d->len_kv += TILES * k->kv_tile;
-    if (d->flags & ATTN_VARLEN) d->total_kv += d->batch * TILES * k->kv_tile;
-}
-
 /* Cases with all that a kernel takes are few where it takes little: a quarter of the small ones once more, fitted to
  * it.
  */
@@ -419,7 +410,6 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
     options.rounds_p = kernel->dtype == ATTN_E4M3 && attn_cuda_is_variant(kernel);
-    if (kernel->dtype == ATTN_E4M3 && number / 4 % 2) lengthen(kernel, &desc);
     if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);

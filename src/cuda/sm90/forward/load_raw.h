@@ -21,7 +21,12 @@ DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *sour
         if (threadIdx.x % 32 < kv_source::lanes) {
             if (threadIdx.x % 32 == 0) ring->valid[at->index] = from.valid;
             source->expect(p, full, tile::panel_bytes);
-            source->template copy_panel<tile>(p, &p->v_map, s->raw + at->index * tile::panel_bytes, full, i, from);
+            u32 to = s->raw + at->index * tile::panel_bytes;
+            if constexpr (config::paged)
+                source->template copy_panel<tile>(p, &p->v_map, to, full, i, from);
+            else
+                tma_load(to, &p->v_map, full, i * tile::panel_columns, from.head, from.row,
+                         p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
         }
         advance(at, RAW_STAGES);
     }

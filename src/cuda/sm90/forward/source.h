@@ -1,6 +1,6 @@
 /* Where K and V come from. A source says what the kernel's parameters are (attn_sm90_params comes first), how many
  * lanes of the producer warp issue copies, where a tile of an item lies, and how it gets into a stage: expect(), then
- * copy() for all that is for its `full`, or of E4M3's V copy_panel(), a panel at a time. end(): after the last tile. */
+ * copy() for all that is for its `full`. end(): after the last tile. */
 #ifndef ATTN_CUDA_SM90_FORWARD_SOURCE_H
 #define ATTN_CUDA_SM90_FORWARD_SOURCE_H
 
@@ -33,19 +33,13 @@ struct tma_source {
     }
 
     template <class tile>
-    DEVICE void copy_panel(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, int i, position from)
-    {
-        tma_load(to, map, full, tile::panel_columns * i, from.head, from.row,
-                 p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
-    }
-
-    template <class tile>
     DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
                      position from)
     {
 #pragma unroll
         for (int i = 0; i < tile::panels; i++)
-            copy_panel<tile>(p, map, to + i * tile::panel_bytes, full, i, from);
+            tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i, from.head, from.row,
+                     p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
     }
 
     DEVICE void end(const attn_sm90_params *, const shared *)
