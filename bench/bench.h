@@ -115,7 +115,7 @@ typedef struct attn_bench_case {
                       back, or of the rows and keys that sequences use; 0: as desc says */
     int32_t lens[ATTN_BENCH_SEQUENCES];
 
-    /* features: what it is beside, .dtype = 0 in other suites; and what arrays hold */
+    /* features, fp8: what it is beside, .dtype = 0 in other suites; and what arrays hold */
     attn_desc plain;
     int64_t prefix, first, position; /* of each sequence; position: of its row 0 */
     double share;                    /* of bits that are set, of blocks that are listed */
@@ -129,10 +129,10 @@ typedef struct attn_bench_case {
 /* What --suite takes, in a sentence. */
 #define ATTN_BENCH_SUITES(line)                                                                 \
     "prefill, threads, decode, bwd, fwdbwd, memory, window, paged, cascade, pool, append," line \
-    "quant, ring, shapes, order, all (these), features, strategies, tiles, bytes, theorem"
+    "quant, ring, shapes, order, all (these), features, fp8, strategies, tiles, bytes, theorem"
 
-/* The suite's bit, all of them but "features", "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any other
- * name. */
+/* The suite's bit, all of them but "features", "fp8", "strategies", "tiles", "bytes" and "theorem" for "all", 0 for any
+ * other name. */
 int attn_bench_suite_find(const char *name);
 
 /* The cases of the chosen suites, to be freed. NULL and a message without memory. */
@@ -209,7 +209,7 @@ typedef struct attn_bench_result {
 /* A case for each feature, beside *like; of some only on a GPU. Returns how many. cases: NULL, or what is filled. */
 int attn_bench_features(const attn_desc *like, attn_bench_pass pass, attn_bench_case *cases);
 
-/* Whether the case is of those. */
+/* Whether the case is of those, or of the suite "fp8": it has a plain one beside it. */
 bool attn_bench_is_feature(const attn_bench_case *item);
 
 /* Whether it is, of one thread of a CPU: then everything beside it is timed by the processor's clock. */

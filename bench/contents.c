@@ -115,17 +115,31 @@ static bool fill_bias(attn_bench_tensors *t, const attn_bench_case *item)
     return bias && (!item->gradients || t->more.grad_bias);
 }
 
+/* Pairs of rows and keys that a causal mask or none leaves of a sequence. */
+static double unmasked_pairs(const attn_desc *d, const attn_sequence *s)
+{
+    double pairs = 0;
+    for (int64_t i = 0; i < s->len_q; i++) {
+        int64_t seen = d->flags & ATTN_CAUSAL ? i + 1 + s->len_kv - s->len_q : s->len_kv;
+        pairs += fmin(fmax((double)seen, 0), (double)s->len_kv);
+    }
+    return pairs;
+}
+
 /* Pairs that some mask leaves whose arrays say so, over all heads. */
 static double count_pairs(const attn_bench_case *item, const attn_args *args)
 {
     attn_desc d;
     double pairs = 0;
     if (attn_desc_resolve(&d, &item->desc, sizeof d) != ATTN_OK) return 0;
+    const uint32_t masks = ATTN_WINDOW | ATTN_CHUNK | ATTN_PREFIX | ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS |
+                           ATTN_FIRST_KV | ATTN_POSITIONS;
     bool blocks = d.flags & ATTN_BLOCKS; /* alone: all pairs of a block are alike */
     int64_t rows = blocks ? d.block_rows : 1, keys = blocks ? d.block_keys : 1;
     for (int64_t b = 0; b < d.batch; b++) {
         attn_sequence s = attn_sequence_of(&d, args, b);
-        for (int64_t h = 0; h < d.bits_heads || h < 1; h++)
+        if (!(d.flags & masks)) pairs += unmasked_pairs(&d, &s);
+        for (int64_t h = 0; d.flags & masks && (h < d.bits_heads || h < 1); h++)
             for (int64_t i = 0; i < s.len_q; i += rows)
                 for (int64_t j = 0; j < s.len_kv; j += keys)
                     if (attn_ref_visible(&d, args, b, h, i, j))

@@ -232,6 +232,87 @@ static void features(grid *g, attn_dtype dtype)
             }
 }
 
+/* ---- E4M3 -------------------------------------------------------------------------------------- */
+
+/* A forward, beside another of as much work. */
+static attn_bench_case *add_beside(grid *g, const char *shape, attn_desc desc, attn_desc plain)
+{
+    attn_bench_case *item = add(g, "fp8", ATTN_BENCH_FORWARD, "", desc);
+    snprintf(item->mask, sizeof item->mask, "%s%s", desc.flags & ATTN_CAUSAL ? "causal" : "full", shape);
+    item->plain = plain;
+    return item;
+}
+
+/* Heads that share keys, beside as many that do not. */
+static void add_grouped(grid *g, attn_desc dense)
+{
+    enum { HEADS = 32, GROUP = 4 };
+    const int64_t *heads = g->options->heads;
+    attn_desc grouped = dense;
+    grouped.heads_q = heads[0] ? heads[0] : HEADS, grouped.heads_kv = heads[0] ? heads[1] : HEADS / GROUP;
+    int64_t batch = dense.batch * dense.heads_q / grouped.heads_q;
+    grouped.batch = dense.batch = batch ? batch : 1;
+    dense.heads_q = dense.heads_kv = grouped.heads_q;
+    add_beside(g, "", grouped, dense);
+}
+
+/* Sequences back to back: as long as each other, and log-uniform of as many FLOPs. */
+static void add_packed(grid *g, attn_desc dense)
+{
+    char shape[32];
+    snprintf(shape, sizeof shape, " packed:%lld", (long long)dense.len_q);
+    attn_desc alike = dense;
+    alike.flags |= ATTN_VARLEN, alike.total_q = alike.total_kv = dense.batch * dense.len_q;
+    attn_bench_case *item = add_beside(g, shape, alike, dense);
+    for (item->sequences = 0; item->sequences < dense.batch && item->sequences < ATTN_BENCH_SEQUENCES;)
+        item->lens[item->sequences++] = (int32_t)dense.len_q;
+    pack(add_beside(g, " packed", dense, dense), (double)dense.batch * (double)dense.len_q * (double)dense.len_q);
+}
+
+/* In no order. */
+static void add_pages(grid *g, attn_desc dense)
+{
+    enum { SLOTS = 64 };
+    attn_desc paged = dense;
+    paged.flags |= ATTN_PAGED | ATTN_LENS_KV;
+    paged.page_size = SLOTS, paged.table_width = attn_ceil_div(dense.len_kv, SLOTS);
+    paged.pages = paged.batch * paged.table_width;
+    add_beside(g, " mixed:64", paged, dense)->pages_mixed = true;
+}
+
+/* Queries of 16 bits over keys of a byte, with a scale per head, beside keys of 16 bits. */
+static void add_widened(grid *g, attn_desc dense)
+{
+    dense.dtype = ATTN_BF16;
+    attn_desc widened = dense;
+    widened.kv_dtype = ATTN_E4M3, widened.flags |= ATTN_SCALES_KV;
+    widened.k_scale_stride[0] = widened.v_scale_stride[0] = widened.heads_kv;
+    widened.k_scale_stride[2] = widened.v_scale_stride[2] = 1;
+    add_beside(g, "", widened, dense);
+}
+
+/* Each shape beside dense attention of as much work, which is itself beside itself. */
+static void fp8(grid *g)
+{
+    static const attn_bench_list usual_dims = { 4, { 64, 128, 192, 256 } }, usual_lens = { 1, { 8192 } };
+    const attn_bench_options *o = g->options;
+    const attn_bench_list *dims = list_or(&o->dims, &usual_dims), *lens = list_or(&o->lens, &usual_lens);
+    for (int d = 0; d < (o->smoke ? 1 : dims->count); d++)
+        for (int n = 0; n < lens->count; n++)
+            for (int causal = 0; causal < 2; causal++) {
+                bool tiny = o->smoke && !o->lens.count;
+                attn_desc dense = describe(g, ATTN_E4M3, tiny ? 128 : lens->values[n], dims->values[d]);
+                if (tiny) dense.batch = 2;
+                dense.heads_kv = dense.heads_q;
+                if (causal) dense.flags = ATTN_CAUSAL;
+                add_beside(g, "", dense, dense);
+                add_grouped(g, dense);
+                add_packed(g, dense);
+                add_pages(g, dense);
+                add_widened(g, dense);
+            }
+}
+
 /* The point's plan against itself without each of its strategies. */
 static void add_alternatives(grid *g, attn_bench_pass pass, const char *mask, attn_desc desc)
 {
@@ -402,6 +483,7 @@ static void walk(grid *g)
     static const int64_t usual[] = { ATTN_BF16 };
     const attn_bench_list *dtypes = &g->options->dtypes;
     g->count = 0;
+    if (wants(g, "fp8")) fp8(g);
     for (int i = 0; i < (dtypes->count ? dtypes->count : 1); i++) {
         attn_dtype dtype = (attn_dtype)(dtypes->count ? dtypes->values[i] : usual[i]);
         squares(g, "prefill", ATTN_BENCH_FORWARD, dtype);

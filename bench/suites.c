@@ -295,13 +295,14 @@ static const suite suites[] = {
     { .name = "shapes" }, /* on a GPU only, as the next */
     { .name = "order" },
     { "features", features, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 1024 }, { 96 }, 0 },
+    { .name = "fp8" },
     { .name = "strategies" },
     { "tiles", tiles, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "bytes", bytes, { ATTN_F32 }, { 64, 128 }, { 512, 1024, 2048, 4096 }, { 96 }, 8192 },
     { "theorem", theorem, { ATTN_F32, ATTN_BF16 }, { 64, 128 }, { 8192, 32768 }, { 512 }, 0 },
 };
 
-enum { SUITES = sizeof suites / sizeof *suites, APART = 5 }; /* APART: the last ones, that "all" leaves out */
+enum { SUITES = sizeof suites / sizeof *suites, APART = 6 }; /* APART: the last ones, that "all" leaves out */
 
 int attn_bench_suite_find(const char *name)
 {

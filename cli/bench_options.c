@@ -290,6 +290,8 @@ static bool check(const attn_bench_options *o)
     }
     if (o->fa3 && !fa3) return attn_bench_fail("--fa3 %s: goes with --peer fa3", o->fa3);
     if (o->fa3 && strpbrk(o->fa3, " \t\n")) return attn_bench_fail("--fa3 %s: takes a path without blanks", o->fa3);
+    if (o->dtypes.count && o->suites & attn_bench_suite_find("fp8"))
+        return attn_bench_fail("--dtype: the suite fp8 has types of its own");
     if (o->kv_dtype && o->suites != attn_bench_suite_find("decode"))
         return attn_bench_fail("--kv-dtype %s: goes with --suite decode", attn_dtype_name(o->kv_dtype));
     bool of_bytes = o->on == ATTN_CUDA && o->dtypes.count == 1 && o->dtypes.values[0] == ATTN_E4M3;

@@ -10,6 +10,7 @@
 #include "cpu/cpu.h"
 #include "cuda/arch.h"
 #include "planner/attention.h"
+#include "num/half.h"
 #include "problem/desc.h"
 
 /* From the worst to the best. */
@@ -118,7 +119,8 @@ static void say_dims(const attn_cuda_arch *arch, attn_dtype dtype, int pass, con
     attn_text_buffer words = { cell, CELL, 0 };
     verdict last = REFUSED;
     cell[0] = 0;
-    const int step = row->kv_dtype ? 2 * DIM_STEP : DIM_STEP; /* of whole 16 bytes */
+    const bool bytes = row->kv_dtype || attn_dtype_size(dtype) == 1;
+    const int step = bytes ? 2 * DIM_STEP : DIM_STEP; /* of whole 16 bytes */
     for (int dim = step; dim <= DIM_MOST; dim += step) {
         verdict v = verdict_of(arch, problem_of(arch ? ATTN_CUDA : ATTN_CPU, dtype, pass, row, dim, dim));
         if (v != last && last) attn_say(&words, "%s%s to %d", cell[0] ? ", " : "", verdict_name(last), dim - step);

@@ -131,6 +131,28 @@ static void pages_find_their_kernels(void **state)
     end_context(context);
 }
 
+/* Those of E4M3 take pages of whole boxes alone. */
+static void pages_of_bytes_hold_whole_boxes(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    attn_desc desc = small();
+    desc.dtype = ATTN_E4M3, desc.out_dtype = ATTN_BF16, desc.batch = 2, desc.heads_q = 8, desc.heads_kv = 2;
+    desc.len_q = 512, desc.len_kv = 4096, desc.dim_qk = 64, desc.flags = ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL;
+    desc.pages = 400, desc.page_size = 64, desc.table_width = 210;
+    expect_why(&desc, "sm90_e4m3_d64_128x192_paged", "of 64 keys, read 64 at a time");
+    desc.page_size = 256;
+    expect_why(&desc, "sm90_e4m3_d64_128x192_paged", "of 256 keys, read 64 at a time");
+    desc.flags |= ATTN_SCALES_KV, desc.k_scale_stride[0] = desc.v_scale_stride[0] = 1;
+    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d64_128x192_paged");
+    desc.page_size = 20, desc.kernel = "sm90_e4m3_d64_128x192_paged";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it takes pages of a multiple of 8 slots");
+    desc.page_size = 64, desc.k_scale_rows = 64;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it takes no scales of blocks of rows");
+    end_context(context);
+}
+
 /* In a forward; and in a backward of spans, unless they come with a fixed order. */
 static void first_keys_and_positions_take_kernels_of_ranges(void **state)
 {
@@ -518,6 +540,7 @@ int main(void)
         cmocka_unit_test(other_addresses_are_planned),
         cmocka_unit_test(bits_of_the_last_keys_are_widened),
         cmocka_unit_test(keys_of_a_byte_are_widened),
+        cmocka_unit_test(pages_of_bytes_hold_whole_boxes),
         cmocka_unit_test(scales_of_blocks_find_their_kernels),
         cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(features_are_predicted_as_measured),

@@ -95,7 +95,7 @@ static inline bool attn_cuda_takes_lists(const attn_cuda_kernel *kernel, const a
 }
 
 /* Keys of a box that a variant of paged keys copies at once: as many as divide both a page and a KV tile, a multiple of
- * ATTN_CUDA_PAGE_BOX; 0: there are none, and threads copy single keys. */
+ * ATTN_CUDA_PAGE_BOX; 0: there are none, and threads copy single keys, but of variants of E4M3. */
 enum { ATTN_CUDA_PAGE_BOX = 8 };
 static inline int64_t attn_cuda_page_box(const attn_cuda_kernel *kernel, const attn_desc *desc)
 {

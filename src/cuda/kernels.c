@@ -77,6 +77,8 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (k->needs & ATTN_BIAS && !attn_cuda_bias_is_even(d))
         return "it takes a bias of the rows' dtype, of each key, at multiples of 16 bytes";
     if (k->paged && !(d->flags & ATTN_PAGED)) return "it takes paged keys alone";
+    if (k->paged && k->dtype == ATTN_E4M3 && !attn_cuda_page_box(k, d))
+        return "it takes pages of a multiple of 8 slots";
     if (d->len_q > LENGTH_MOST || d->len_kv > LENGTH_MOST) return "a length is above the 2^30 it takes";
     if (d->heads_q > GRID_MOST || d->batch > GRID_MOST) return "batch or heads_q is above the 65535 it takes";
     if (d->direction == ATTN_BACKWARD && d->flags & ATTN_BIAS &&

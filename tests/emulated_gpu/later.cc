@@ -188,7 +188,7 @@ static void put_off_tensor(later_kind kind, const void *map, uint32_t shared, ui
     uint32_t line = m.swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : m.swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 0;
     if (m.magic != FAKE_MAP_MAGIC || line_bytes(&m) != line) die("no map of boxes as wide as the swizzle");
     uint32_t bytes = line * m.box[1] * m.box[2] * m.box[3];
-    gpu_at(shared, bytes, 1024);
+    gpu_at(shared, bytes, 8 * line); /* where the swizzle begins anew */
     put_off({ kind, running, shared, barrier, bytes, nullptr, { at[0], at[1], at[2], at[3] }, {}, m, 0, 0 });
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "num/half.h"
 #include "problem/desc.h"
 
 #include "cuda/common/decode/params.h"
@@ -111,6 +112,7 @@ static void take_scales(const attn_cuda_scales *s, attn_desc *d, attn_args *a)
 /* Those of a variant, which begins with p. */
 static const attn_cuda_scales *scales_of(const attn_sm90_params *p)
 {
+    if (p->shape.flags & ATTN_PAGED) return &((const attn_sm90_cached_scaled_params *)(const void *)p)->scales;
     return &((const attn_sm90_scaled_params *)(const void *)p)->scales;
 }
 
@@ -241,9 +243,10 @@ static void check_pages(const char *symbol, const attn_cuda_kernel *k, const att
     fake_expect(params->cache.box == attn_cuda_page_box(k, d), symbol, "box");
     const attn_cuda_tensors *pools = &params->common.tensors;
     fake_expect(pools->k == a->k && pools->v == a->v, symbol, "pools");
+    int64_t any = 16 / attn_dtype_size(d->dtype); /* in a map, of what there is one of */
     for (int i = 0; i < 3; i++) {
-        fake_expect(pools->k_stride[i] == d->k_stride[i] || d->k_stride[i] == 8, symbol, "strides of k's pool");
-        fake_expect(pools->v_stride[i] == d->v_stride[i] || d->v_stride[i] == 8, symbol, "strides of v's pool");
+        fake_expect(pools->k_stride[i] == d->k_stride[i] || d->k_stride[i] == any, symbol, "strides of k's pool");
+        fake_expect(pools->v_stride[i] == d->v_stride[i] || d->v_stride[i] == any, symbol, "strides of v's pool");
     }
 }
 
@@ -493,9 +496,11 @@ size_t fake_params_size(const char *symbol, const void *params)
     if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_scaled_params);
     fake_map q;
     memcpy(&q, &p->q_map, sizeof q);
-    if (q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8) return sizeof(attn_sm90_scaled_params);
+    bool paged = p->shape.flags & ATTN_PAGED;
+    if (q.type == CU_TENSOR_MAP_DATA_TYPE_UINT8)
+        return paged ? sizeof(attn_sm90_cached_scaled_params) : sizeof(attn_sm90_scaled_params);
     if (k && k->needs & ATTN_BIAS) return sizeof(attn_sm90_bias_params);
-    return p->shape.flags & ATTN_PAGED ? sizeof(attn_sm90_cached_params) : sizeof *p;
+    return paged ? sizeof(attn_sm90_cached_params) : sizeof *p;
 }
 
 void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *params)

@@ -89,6 +89,18 @@ static int *lengths_of(bytes_problem *p, int64_t most, int64_t total, bool start
     return lens;
 }
 
+/* Entries of all sequences: pages in no order, each of one sequence; what no key of a length is in is no page. */
+static int *page_table_of(bytes_problem *p)
+{
+    const attn_desc *d = &p->desc;
+    int *ids = room(4 * d->batch * d->table_width, 0xff);
+    int64_t taken = 0;
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t i = 0; i * d->page_size < p->args.lens_kv[b]; i++)
+            ids[b * d->table_width + i] = (int)(taken++ * 7919 % d->pages);
+    return ids;
+}
+
 static int64_t planes(const attn_desc *d)
 {
     return d->flags & ATTN_VARLEN ? 1 : d->batch;
@@ -102,9 +114,9 @@ typedef struct span {
 static span span_of(const attn_desc *d, const attn_args *a, int64_t b)
 {
     span s = { b, 0, 0, d->len_q, d->len_kv };
-    if (d->flags & ATTN_VARLEN)
-        s = (span){ 0, a->cu_lens_q[b], a->cu_lens_kv[b], a->cu_lens_q[b + 1] - a->cu_lens_q[b],
-                    a->cu_lens_kv[b + 1] - a->cu_lens_kv[b] };
+    if (d->flags & ATTN_VARLEN) s.plane = 0, s.q = a->cu_lens_q[b], s.len_q = a->cu_lens_q[b + 1] - a->cu_lens_q[b];
+    if (d->flags & ATTN_VARLEN && !(d->flags & ATTN_PAGED))
+        s.kv = a->cu_lens_kv[b], s.len_kv = a->cu_lens_kv[b + 1] - a->cu_lens_kv[b];
     if (d->flags & ATTN_LENS_Q) s.len_q = a->lens_q[b];
     if (d->flags & ATTN_LENS_KV) s.len_kv = a->lens_kv[b];
     return s;
@@ -113,6 +125,15 @@ static span span_of(const attn_desc *d, const attn_args *a, int64_t b)
 static int64_t at_of(const int64_t stride[4], int64_t plane, int64_t row, int64_t head)
 {
     return plane * stride[0] + row * stride[1] + head * stride[2];
+}
+
+/* Key j of sequence b, whose span is s; in pages also a slot behind its keys. */
+static int64_t key_at(const bytes_problem *p, const int64_t stride[4], int64_t b, const span *s, int64_t j,
+                      int64_t head)
+{
+    const attn_desc *d = &p->desc;
+    if (!(d->flags & ATTN_PAGED)) return at_of(stride, s->plane, s->kv + j, head);
+    return at_of(stride, p->args.page_table[b * d->table_width + j / d->page_size], j % d->page_size, head);
 }
 
 /* Makes data: what is special about them is in the first dim, whose product with q is the score. */
@@ -136,11 +157,11 @@ static void make(bytes_problem *p)
     fill(p, v, reach[2], mean ? 1 : 0, mean ? 0.25f : 1);
     a->q = q, a->k = k, a->v = v;
     a->o = room(reach[3] * 4, 0xff);
-    if (d->flags & ATTN_VARLEN)
-        a->cu_lens_q = lengths_of(p, d->len_q, d->total_q, true),
-        a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
+    if (d->flags & ATTN_VARLEN) a->cu_lens_q = lengths_of(p, d->len_q, d->total_q, true);
+    if (d->flags & ATTN_VARLEN && !(d->flags & ATTN_PAGED)) a->cu_lens_kv = lengths_of(p, d->len_kv, d->total_kv, true);
     if (d->flags & ATTN_LENS_Q && !(d->flags & ATTN_VARLEN)) a->lens_q = lengths_of(p, d->len_q, 0, false);
-    if (d->flags & ATTN_LENS_KV && !(d->flags & ATTN_VARLEN)) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
+    if (d->flags & ATTN_LENS_KV) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
+    if (d->flags & ATTN_PAGED) a->page_table = page_table_of(p);
     bool signs = p->data == NORMAL, needle = p->data == NEEDLE || p->data == RISING;
     int64_t group = d->heads_q / d->heads_kv;
     attn_shape scales = attn_scale_shape_of(d);
@@ -152,11 +173,14 @@ static void make(bytes_problem *p)
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
-        bool spoilt = d->flags & (ATTN_VARLEN | ATTN_LENS_KV); /* NaN after the sequence, if it is nobody's */
+        /* NaN after the sequence, if it is nobody's: to its last page's end, or its tensor's. */
+        int64_t end = d->flags & ATTN_PAGED    ? attn_round_up(s.len_kv, d->page_size)
+                      : d->flags & ATTN_VARLEN ? s.len_kv
+                                               : d->len_kv;
         for (int64_t h = 0; h < d->heads_kv; h++)
-            for (int64_t j = spoilt && !(d->flags & ATTN_VARLEN) ? s.len_kv : d->len_kv; j < d->len_kv; j++)
+            for (int64_t j = s.len_kv; j < end; j++)
                 for (int64_t c = 0; c < d->dim_v; c++)
-                    v[at_of(d->v_stride, s.plane, j, h) + c] = 0x7f;
+                    v[key_at(p, d->v_stride, b, &s, j, h) + c] = 0x7f;
         if (!needle) continue;
         for (int64_t h = 0; h < d->heads_q; h++)
             for (int64_t i = 0; i < s.len_q; i++)
@@ -165,7 +189,7 @@ static void make(bytes_problem *p)
             for (int64_t j = 0; j < s.len_kv; j++) { /* last keys come first */
                 float first = p->data == NEEDLE ? (j == s.len_kv / 3 ? 12 : 0) : (float)(-j / 16 % 400);
                 bool negative = a->k_scale && a->k_scale[attn_k_scale_at(d, a, b, h * group, j)] < 0;
-                k[at_of(d->k_stride, s.plane, s.kv + j, h)] = attn_float_to_e4m3(negative ? -first : first);
+                k[key_at(p, d->k_stride, b, &s, j, h)] = attn_float_to_e4m3(negative ? -first : first);
             }
     }
 }
@@ -214,7 +238,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     double most[ATTN_DIM_MOST];                                      /* of a column's products P v */
     q += at_of(d->q_stride, s->plane, s->q + i, h);
     for (int64_t j = 0; j < s->len_kv; j++) {
-        const unsigned char *key = k + at_of(d->k_stride, s->plane, s->kv + j, kv);
+        const unsigned char *key = k + key_at(p, d->k_stride, b, s, j, kv);
         double dot = 0;
         for (int64_t c = 0; c < d->dim_qk; c++)
             dot += product[c] = decoded(q[c]) * decoded(key[c]);
@@ -232,7 +256,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         double weight = exp(score[j] - max);
         if (weight == 0) continue;
         double stored = (double)attn_e4m3_to_float(attn_float_to_e4m3((float)(256 * weight))) / 256;
-        const unsigned char *x = v + at_of(d->v_stride, s->plane, s->kv + j, kv);
+        const unsigned char *x = v + key_at(p, d->v_stride, b, s, j, kv);
         double square = weight * weight * cut[j] * cut[j];
         sum += weight, to->lse_cut += weight * cut[j], squares += square;
         for (int64_t c = 0; c < d->dim_v; c++) {
@@ -248,7 +272,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     }
     for (int64_t j = 0; j < s->len_kv; j++) { /* products of P and v are cut towards zero: less biased if v has signs */
         double weight = exp(score[j] - max);
-        const unsigned char *x = v + at_of(d->v_stride, s->plane, s->kv + j, kv);
+        const unsigned char *x = v + key_at(p, d->v_stride, b, s, j, kv);
         for (int64_t c = 0; c < d->dim_v && weight > 0; c++) {
             double y = decoded(x[c]), lost = fmin(weight * fabs(y), 0x1p-13 * most[c]);
             first[c] += copysign(lost, y), second[c] += lost * lost;
@@ -318,9 +342,9 @@ static error compare(const bytes_problem *p, bool cuts)
 
 static void end(bytes_problem *p)
 {
-    const void *all[] = { p->args.q,       p->args.k,       p->args.v,         p->args.o,
-                          p->args.lse,     p->args.lens_q,  p->args.lens_kv,   p->args.q_scale,
-                          p->args.k_scale, p->args.v_scale, p->args.cu_lens_q, p->args.cu_lens_kv };
+    const void *all[] = { p->args.q,         p->args.k,          p->args.v,         p->args.o,       p->args.lse,
+                          p->args.lens_q,    p->args.lens_kv,    p->args.q_scale,   p->args.k_scale, p->args.v_scale,
+                          p->args.cu_lens_q, p->args.cu_lens_kv, p->args.page_table };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free((void *)(uintptr_t)all[i]);
 }
@@ -412,8 +436,18 @@ static void draw_block_scales(uint64_t *s, attn_desc *d)
     lay_out_scales(s, 1, d->heads_kv, pick(s, 0, 1) ? d->dim_v : 0, d->v_scale_stride);
 }
 
+/* Pages of whole boxes, of heads that lie at multiples of 16 bytes; one more than are in use. */
+static void put_in_pages(attn_desc *d, int64_t size)
+{
+    int64_t each = attn_ceil_div(d->len_kv, size);
+    d->flags |= ATTN_PAGED | ATTN_LENS_KV, d->total_kv = 0;
+    d->page_size = size, d->table_width = each + 1, d->pages = d->batch * each + 1;
+    d->dim_qk = attn_round_up(d->dim_qk, 16), d->dim_v = attn_round_up(d->dim_v, 16);
+}
+
 static void check_random(const attn_cuda_kernel *k, uint64_t seed)
 {
+    static const int64_t pages[] = { 16, 64, 8, 128, 24, 256, 200 };
     static const attn_dtype outs[] = { 0, 0, ATTN_BF16, ATTN_F16, ATTN_F32 };
     static const int64_t ratios[] = { 1, 1, 2, 5 };
     uint64_t s = seed * 104729 + 17;
@@ -447,7 +481,8 @@ static void check_random(const attn_cuda_kernel *k, uint64_t seed)
     if (k->block_scales || (!attn_cuda_is_variant(k) && pick(&s, 0, 1))) draw_block_scales(&s, &d);
     while (k->block_scales && !d.q_scale_rows && !d.k_scale_rows && !d.v_scale_stride[3])
         draw_block_scales(&s, &d);
-    int64_t keys = d.flags & ATTN_VARLEN && d.total_kv < d.len_kv ? d.total_kv : d.len_kv;
+    if (k->paged) put_in_pages(&d, pages[pick(&s, 0, 6)]);
+    int64_t keys = d.flags & ATTN_VARLEN && !k->paged && d.total_kv < d.len_kv ? d.total_kv : d.len_kv;
     if (attn_cuda_is_variant(k) && pick(&s, 0, 3) == 0) d.strategy = keys > k->kv_tile ? "split-kv=2" : "split-kv=1";
     check_one(k, d, (bytes_data)pick(&s, 0, DATA - 1), seed, false);
 }
@@ -473,8 +508,10 @@ void bytes(const attn_cuda_kernel *k, int cases, bool large)
             d.flags = ATTN_SCALES_KV, d.k_scale_rows = 64;
             d.k_scale_stride[1] = d.v_scale_stride[3] = 1;
         }
+        if (k->paged) put_in_pages(&d, 64);
         check_one(k, d, (bytes_data)data, 3, true);
         d.len_q = 64, d.len_kv = 131072;
+        if (k->paged) put_in_pages(&d, 64);
         check_one(k, d, (bytes_data)data, 4, true);
     }
 }

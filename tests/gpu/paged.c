@@ -43,15 +43,22 @@ static void set_slot(float *pool, const way *at, int page, int slot, float x)
         attn_store_scalar(at->kv_dtype, pool, (page * at->slots + slot) * DIM + d, x);
 }
 
-/* Sequences of two pages and 4 keys, three pages, and a page and a key, in pages 4, 0, 2; 1, 3, 0 and 2, 4. Slot j of
- * page i has v = 10 i + j. */
+/* 10 i + j in slot j of page i, as the type holds it. */
+static float value_of(const way *at, int page, int slot)
+{
+    unsigned char stored[4];
+    attn_store_scalar(at->kv_dtype, stored, 0, (float)(10 * page + slot));
+    return attn_load_scalar(at->kv_dtype, stored, 0);
+}
+
+/* Sequences of two pages and 4 keys, three pages, and a page and a key, in pages 4, 0, 2; 1, 3, 0 and 2, 4. */
 static world fresh(const way *at)
 {
     int n = at->slots;
     world w = { .lens_q = { 1, 1, 1 }, .lens_kv = { 2 * n + 4, 3 * n, n + 1 } };
     int32_t start = 0;
     for (int i = 0; i < PAGES * n; i++)
-        set_slot(w.v, at, i / n, i % n, (float)(10 * (i / n) + i % n));
+        set_slot(w.v, at, i / n, i % n, value_of(at, i / n, i % n));
     for (int i = 0; i < SEQUENCES * WIDTH; i++)
         w.table[i] = INT_MIN + i; /* which nobody may look at */
     for (int i = 0; i < SEQUENCES * DIM; i++)
@@ -121,7 +128,7 @@ static bool sees(const world *w, const way *at, int b, int keys)
     double sum = 0, count = 0, o[2] = { (double)w->o[b * DIM], (double)w->o[b * DIM + DIM - 1] };
     if (keys < 0) return o[0] == FRESH && w->lse[b] == FRESH;
     for (int j = 0; j < 3 * at->slots; j++)
-        if (keys >> j & 1) sum += 10 * ids[b][j / at->slots] + j % at->slots, count++;
+        if (keys >> j & 1) sum += (double)value_of(at, ids[b][j / at->slots], j % at->slots), count++;
     if (count == 0) return o[0] == 0 && o[1] == 0 && w->lse[b] == -INFINITY;
     bool mean = fabs(o[0] - sum / count) < 1e-4 && fabs(o[1] - sum / count) < 1e-4;
     return mean && fabs((double)w->lse[b] - log(count)) < 1e-5;
@@ -197,6 +204,11 @@ void paged_keys(void)
         out_of_range(&at);
         at.window = ATTN_WINDOW;
         if (n % 2 == 0 && (n % 20 < 4 || n % 20 >= 16)) gone(&at);
+    }
+    for (int n = 0; n < 4; n++) {
+        static const char *const of_bytes[] = { "sm90_e4m3_d64_128x192_paged", "sm90_e4m3_d256_128x128_paged" };
+        way at = { ATTN_E4M3, ATTN_E4M3, of_bytes[n / 2], n % 2, SLOTS, 0 };
+        out_of_range(&at);
     }
     alarm(0);
 }

@@ -4,8 +4,8 @@
  * Kernels, each launched with its parameter struct as the only argument (__grid_constant__):
  *
  *   attn_sm90_<name>: the forward, one per kernel of forward/variants.txt. attn_sm90_params, or of paged keys
- *   attn_sm90_cached_params, of E4M3 attn_sm90_scaled_params, of a bias attn_sm90_bias_params; grid schedule.grid,
- *   block ATTN_SM90_FORWARD_THREADS(...), shared memory ATTN_SM90_SMEM(...).
+ *   attn_sm90_cached_params, of E4M3 attn_sm90_scaled_params, of both attn_sm90_cached_scaled_params, of a bias
+ *   attn_sm90_bias_params; grid schedule.grid, block ATTN_SM90_FORWARD_THREADS(...), shared memory ATTN_SM90_SMEM(...).
  *
  *   attn_sm90_combine_<dtype>: combines splits. attn_sm90_params, the forward's own; a warp per row of a head: grid
  *   ceil(schedule.split_rows / 4), block 128.
@@ -126,7 +126,7 @@ typedef struct attn_sm90_params {
     attn_sm90_spans spans;
 } attn_sm90_params;
 
-/* cache.box: of k_map and v_map too, a multiple of 8; where it is 0, page_size is no multiple of 8. */
+/* cache.box: of k_map and v_map too, a multiple of 8; where it is 0, page_size is no multiple of 8 (not of E4M3). */
 typedef struct attn_sm90_cached_params {
     attn_sm90_params common;
     attn_cuda_kv_cache cache;
@@ -137,6 +137,13 @@ typedef struct attn_sm90_scaled_params {
     attn_sm90_params common;
     attn_cuda_scales scales;
 } attn_sm90_scaled_params;
+
+/* A variant of E4M3 of paged keys. */
+typedef struct attn_sm90_cached_scaled_params {
+    attn_sm90_params common;
+    attn_cuda_kv_cache cache;
+    attn_cuda_scales scales;
+} attn_sm90_cached_scaled_params;
 
 /* A variant of a bias. bias_map: type of dtype, extents (len_kv, bias_extent[1], bias_extent[2], bias_extent[0]), box
  * (64, bias_extent[1] == 1 ? 1 : schedule.pack, rows of a head, 1). bias_rows: of a box, heads times rows; 1: all rows

@@ -62,6 +62,9 @@ struct config {
      * (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3, block_scales = ATTN_SCORE & BLOCK_SCALES;
 
+    /* Two warps of the producer's copy single keys, where pages hold no whole boxes. */
+    static constexpr bool copies_keys = paged && !one_byte;
+
     /* E4M3: S, O and PV of a tile by itself take all that registers hold: the producer warpgroup leaves what it can. */
     static constexpr bool two_outputs = one_byte && dim_v == 128;
 

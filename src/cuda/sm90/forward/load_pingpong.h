@@ -63,7 +63,7 @@ struct pingpong_loads : kv_source {
     INLINE void end(const attn_sm90_params *p, const shared *s)
     {
         kv_source::end(p, s);
-        if constexpr (config::one_byte) end_raw(s, v);
+        if constexpr (config::one_byte) end_raw(s, v, kv_source::lanes);
     }
 };
 

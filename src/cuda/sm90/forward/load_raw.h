@@ -1,5 +1,5 @@
-/* E4M3: the producer's side of V that is to be transposed, and of scales of keys. Of the source a template, since pages
- * are none of it. */
+/* E4M3: the producer's side of V that is to be transposed, and of scales of keys. Of the source a template, since those
+ * of 16 bits have no keys to count. */
 #ifndef ATTN_CUDA_SM90_FORWARD_LOAD_RAW_H
 #define ATTN_CUDA_SM90_FORWARD_LOAD_RAW_H
 
@@ -18,11 +18,15 @@ DEVICE void load_raw(const attn_sm90_params *p, const shared *s, kv_source *sour
     for (int i = 0; i < tile::panels; i++) {
         u32 full = raw_full(ring, at->index);
         wait_empty(raw_empty(ring, at->index), at->phase);
-        if (threadIdx.x % 32 == 0) {
-            ring->valid[at->index] = from.valid;
+        if (threadIdx.x % 32 < kv_source::lanes) {
+            if (threadIdx.x % 32 == 0) ring->valid[at->index] = from.valid;
             source->expect(p, full, tile::panel_bytes);
-            tma_load(s->raw + at->index * tile::panel_bytes, &p->v_map, full, i * tile::panel_columns, from.head,
-                     from.row, p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
+            u32 to = s->raw + at->index * tile::panel_bytes;
+            if constexpr (config::paged)
+                source->template copy_panel<tile>(p, &p->v_map, to, full, i, from);
+            else
+                tma_load(to, &p->v_map, full, i * tile::panel_columns, from.head, from.row,
+                         p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
         }
         advance(at, RAW_STAGES);
     }
@@ -38,15 +42,13 @@ DEVICE void tell_scales(const attn_sm90_params *p, const shared *s, const work_i
     if (tells) s->store->stage_scales::get()[at.index] = scales;
 }
 
-/* No more V will come. */
-DEVICE void end_raw(const shared *s, pipeline_state at)
+/* No more V will come. lanes: as many as load it. */
+DEVICE void end_raw(const shared *s, pipeline_state at, int lanes)
 {
     transpose_ring *ring = s->store->transpose_members::get();
     wait_empty(raw_empty(ring, at.index), at.phase);
-    if (threadIdx.x % 32 == 0) {
-        ring->valid[at.index] = NO_MORE;
-        barrier_arrive(raw_full(ring, at.index));
-    }
+    if (threadIdx.x % 32 == 0) ring->valid[at.index] = NO_MORE;
+    if ((int)(threadIdx.x % 32) < lanes) barrier_arrive(raw_full(ring, at.index));
 }
 
 #endif

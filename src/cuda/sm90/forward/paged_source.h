@@ -1,6 +1,7 @@
 /* K and V in pages. Where a page holds whole boxes, a KV tile is several of them, each in one page: each lane of the
- * producer warp finds the page of one box and issues its copies. Of other pages (cache.box is 0) it orders each tile
- * from the two copying warps, which find the pages of single keys (copy_keys.h).
+ * producer warp finds the page of one box and issues its copies. Of other pages (cache.box is 0; not of E4M3, whose two
+ * other warps transpose V) it orders each tile from the two copying warps, which find the pages of single keys
+ * (copy_keys.h).
  *
  * Ids are those of the run's table: one that is no page's is a coordinate outside of the map, and TMA reads zeros.
  * Nobody scores these: the scheduler warp has looked at all pages of an item before, and one with a page that is none
@@ -65,11 +66,11 @@ DEVICE int2 find_page(const attn_sm90_params *p, const work_item *w, const key_r
 
 struct paged_source {
     static constexpr int lanes = 32;
-    using params = attn_sm90_cached_params;
-    /* A tile's first key (-1: no tile) and head; page and slot of the lane's box. What is ordered has its item's place
-     * in storage.infos instead of a page. */
+    using params = choice<config::one_byte, attn_sm90_cached_scaled_params, attn_sm90_cached_params>::type;
+    /* A tile's first key (-1: no tile) and head; page and slot of the lane's box; how many of its keys the sequence
+     * has, or more. What is ordered has its item's place in storage.infos instead of a page. */
     struct position {
-        int row, head, page, slot;
+        int row, head, page, slot, valid;
     };
 
     pipeline_state orders = { 0, 1 };
@@ -77,7 +78,7 @@ struct paged_source {
     /* Pages hold no whole boxes. */
     DEVICE bool by_threads(const attn_sm90_params *p)
     {
-        return cache_of(p)->box == 0;
+        return config::copies_keys && cache_of(p)->box == 0;
     }
 
     DEVICE int arrivals(const attn_sm90_params *p)
@@ -96,7 +97,7 @@ struct paged_source {
     DEVICE position find(const attn_sm90_params *p, const work_item *w, int item, const kv_tile_info *info)
     {
         int key0 = info->key0;
-        position at = { key0, w->kv_head, item, 0 };
+        position at = { key0, w->kv_head, item, 0, w->len_kv - key0 };
         if (by_threads(p)) return at;
         int box = cache_of(p)->box, first = (int)(threadIdx.x % 32) * box;
         key_ranges ranges = ranges_of_item(p, w);
@@ -122,30 +123,30 @@ struct paged_source {
         advance(&orders, ORDERS);
     }
 
+    /* The lane's box of a tile's panel i, which is at `to`. */
     template <class tile>
-    DEVICE void copy_boxes(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, position from)
+    DEVICE void copy_panel(const attn_sm90_params *p, const attn_sm90_map *map, u32 to, u32 full, int i, position from)
     {
-        int first = (int)(threadIdx.x % 32) * cache_of(p)->box;
+        int first = (int)(threadIdx.x % 32) * cache_of(p)->box, column = tile::panel_columns * i;
         if (first >= config::keys) return;
-#pragma unroll
-        for (int i = 0; i < tile::panels; i++) {
-            u32 panel = to + i * tile::panel_bytes + first * 128;
-            int column = tile::panel_columns * i;
-            if (cache_of(p)->passes)
-                tma_load_by(evict_first(), panel, map, full, column, from.head, from.slot, from.page);
-            else
-                tma_load(panel, map, full, column, from.head, from.slot, from.page);
-        }
+        u32 box = to + first * tile::width;
+        if (cache_of(p)->passes)
+            tma_load_by(evict_first(), box, map, full, column, from.head, from.slot, from.page);
+        else
+            tma_load(box, map, full, column, from.head, from.slot, from.page);
     }
 
     template <class tile>
     INLINE void copy(const attn_sm90_params *p, const shared *s, const attn_sm90_map *map, u32 to, u32 full, bool last,
                      position from)
     {
-        if (by_threads(p))
+        if (by_threads(p)) {
             order(s, { to, last ? full : 0, tile::major == MN_MAJOR, from.row, from.page });
-        else
-            copy_boxes<tile>(p, map, to, full, from);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < tile::panels; i++)
+            copy_panel<tile>(p, map, to + i * tile::panel_bytes, full, i, from);
     }
 
     INLINE void end(const attn_sm90_params *p, const shared *s)

@@ -48,7 +48,7 @@ enum { SLICE = 64, SLICES = config::dim_v / SLICE };
 enum { FIRST_HALF = config::sliced ? SLICES % 2 : 0 };
 static_assert(!config::sliced || EARLY, "halves of S are what slices are in");
 
-static_assert(!config::one_byte || (config::pingpong && !config::paged && config::keys % 32 == 0), "not E4M3's");
+static_assert(!config::one_byte || (config::pingpong && config::keys % 32 == 0), "not E4M3's");
 
 /* `count` neighbouring rows of a tile. */
 template <class tile, int count> struct rows_of_tile : tile {

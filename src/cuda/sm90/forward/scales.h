@@ -31,7 +31,8 @@ DEVICE float block_scale_at(const attn_cuda_scale *s, int plane, int row, int he
 
 DEVICE const attn_cuda_scales *scales_in(const attn_sm90_params *p)
 {
-    return &((const attn_sm90_scaled_params *)p)->scales;
+    using params = choice<config::paged, attn_sm90_cached_scaled_params, attn_sm90_scaled_params>::type;
+    return &((const params *)p)->scales;
 }
 
 /* A factor of 0, of an empty head, would make NaN of what a mask hides; one as small as this gives the same weights. */

@@ -80,7 +80,7 @@ struct kv_tile_info {
 /* Pipelines of K, of V and of a bias; without ping-pong all are one. */
 enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong && config::bias) };
 
-using order_ring = members<copy_orders, config::paged>;
+using order_ring = members<copy_orders, config::copies_keys>;
 using transpose_members = members<transpose_ring, config::one_byte>;
 
 struct storage : order_ring, transpose_members, stage_scales {
@@ -132,8 +132,8 @@ DEVICE void init_shared(const shared *s, int arrivals)
             for (int tensor = 0; tensor < PIPELINES; tensor++)
                 init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),
                            config::one_byte && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
-        if constexpr (config::paged) init_orders(s->store->order_ring::get());
-        if constexpr (config::one_byte) init_transposing(s->store->transpose_members::get());
+        if constexpr (config::copies_keys) init_orders(s->store->order_ring::get());
+        if constexpr (config::one_byte) init_transposing(s->store->transpose_members::get(), arrivals);
         barrier_init_fence();
     }
     __syncthreads();

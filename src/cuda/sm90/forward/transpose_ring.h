@@ -26,10 +26,11 @@ DEVICE u32 raw_empty(const transpose_ring *ring, int index)
     return shared_address(&ring->raw.empty[index]);
 }
 
-DEVICE void init_transposing(const transpose_ring *ring)
+/* arrivals: of those who load a panel. */
+DEVICE void init_transposing(const transpose_ring *ring, int arrivals)
 {
     for (int i = 0; i < RAW_STAGES; i++) {
-        barrier_init(raw_full(ring, i), 1);
+        barrier_init(raw_full(ring, i), arrivals);
         barrier_init(raw_empty(ring, i), TRANSPOSING_WARPS);
     }
 }

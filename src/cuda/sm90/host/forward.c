@@ -132,6 +132,7 @@ typedef union variant_params {
     attn_sm90_params common;
     attn_sm90_cached_params cached;
     attn_sm90_scaled_params scaled;
+    attn_sm90_cached_scaled_params cached_scaled;
     attn_sm90_bias_params biased;
 } variant_params;
 
@@ -188,8 +189,9 @@ static attn_status run(const attn_cuda_call *c)
     if (plan->base.widen) attn_sm90_take_widened(c, &common);
     attn_sm90_take(&common, &p.common);
     common.cache.bits_keys = 0; /* widened */
-    if (plan->base.cuda.chosen.kernel->paged) p.cached.cache = common.cache;
-    if (d->dtype == ATTN_E4M3) p.scaled.scales = attn_cuda_scales_of(d, c->args);
+    bool paged = plan->base.cuda.chosen.kernel->paged;
+    if (paged) p.cached.cache = common.cache;
+    if (d->dtype == ATTN_E4M3) *(paged ? &p.cached_scaled.scales : &p.scaled.scales) = attn_cuda_scales_of(d, c->args);
     if (attn_sm90_maps_bias(plan->base.cuda.chosen.kernel)) {
         const attn_sm90_schedule *s = &p.common.schedule;
         p.biased.bias_map = plan->bias_map;
