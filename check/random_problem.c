@@ -151,6 +151,7 @@ static void settle_bytes(attn_desc *d)
     if (backward && d->dtype == ATTN_E4M3) d->dtype = ATTN_BF16;
     if (backward || (d->dtype == ATTN_E4M3 && d->kv_dtype == ATTN_I8)) d->kv_dtype = (attn_dtype)0;
     if (backward || (d->flags & ATTN_OUT_F32 && d->out_dtype != ATTN_F32)) d->out_dtype = (attn_dtype)0;
+    if (d->device == ATTN_CUDA && d->dtype != ATTN_E4M3 && d->out_dtype != ATTN_F32) d->out_dtype = (attn_dtype)0;
     if (d->dtype != ATTN_E4M3) d->flags &= ~(uint32_t)ATTN_SCALES_Q;
     if (attn_dtype_size(attn_kv_dtype(d)) != 1) d->flags &= ~(uint32_t)ATTN_SCALES_KV;
     if (!(d->flags & ATTN_SCALES_Q)) d->q_scale_rows = d->q_scale_heads = 0;
@@ -334,8 +335,8 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     }
 }
 
-/* Forwards with elements of a byte; on a CPU also queries of a byte, and outputs of another type. kv_dtype: 0 or the
- * type of all keys. */
+/* Forwards with elements of a byte, and outputs of another type: on a GPU under queries of a byte alone. kv_dtype: 0 or
+ * the type of all keys. */
 static void draw_bytes(uint64_t *state, attn_dtype kv_dtype, attn_desc *d)
 {
     static const attn_dtype queries[] = { ATTN_E4M3, ATTN_E4M3, ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_BF16 },
@@ -347,13 +348,12 @@ static void draw_bytes(uint64_t *state, attn_dtype kv_dtype, attn_desc *d)
     if (d->out_dtype == d->dtype) d->out_dtype = (attn_dtype)0;
     if (!kv_dtype && !check_chance(state, 40)) return;
     d->dtype = PICK(state, queries);
-    while (on_cuda && d->dtype == ATTN_E4M3) /* what its error is measured by: check/grid.h */
-        d->dtype = PICK(state, queries);
     d->kv_dtype = kv_dtype                  ? kv_dtype
                   : check_chance(state, 50) ? ATTN_E4M3
                   : d->dtype == ATTN_E4M3   ? (attn_dtype)0
                                             : ATTN_I8;
     if (d->dtype == ATTN_E4M3 && d->kv_dtype == ATTN_I8) d->dtype = ATTN_F16;
+    if (on_cuda && d->dtype == ATTN_E4M3 && check_chance(state, 50)) d->out_dtype = PICK(state, outputs);
     if (check_chance(state, 80)) d->flags |= ATTN_SCALES_KV;
     if (check_chance(state, 80)) d->flags |= ATTN_SCALES_Q;
     d->q_scale_rows = PICK(state, rows), d->k_scale_rows = PICK(state, rows);

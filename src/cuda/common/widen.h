@@ -1,6 +1,6 @@
-/* Keys and values of a byte, times their scales, in a 16-bit type: a copy in the workspace, for kernels that take that
- * type alone. Bytes are exact in it, and so are their products with powers of two; other products are rounded once.
- * Where a scale is beyond what the type holds, `unfit` says so and the copy does not count. Grid: widen_params.h. */
+/* Elements of a byte, times their scales, in a 16-bit type: a copy in the workspace, for kernels that take that type
+ * alone. Bytes are exact in it, and so are their products with powers of two; other products are rounded once. Where a
+ * scale is beyond what the type holds, `unfit` says so and the copy does not count. Grid: widen_params.h. */
 #ifndef ATTN_CUDA_COMMON_WIDEN_H
 #define ATTN_CUDA_COMMON_WIDEN_H
 
@@ -14,10 +14,10 @@
 #include "common/widen_params.h"
 
 /* A sequence: the keys that its rows see by ranges are among [lo, hi); those before `begin` and from `end` on no KV
- * tile of these has, or no page. */
+ * tile of these has, or no page. Of q: its rows from `begin` to `end`. */
 struct widened_sequence {
     int batch, lo, hi, begin, end;
-    long long plane_in, start, out; /* row of in, and of the copy, where key 0 lies */
+    long long plane_in, start, out; /* row of in, and of the copy, where key or row 0 lies */
     page_list pages;
 };
 
@@ -29,6 +29,11 @@ DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
     int len_kv, batch = s.batch = blockIdx.y,
                 len_q = min(sequence_of(shape->cu_lens_q, shape->lens_q, batch, shape->len_q).y, shape->len_q);
     if (len_q <= 0) return s;
+    if (p->queries) {
+        s.start = varlen ? clamp(shape->cu_lens_q[batch], 0, p->rows) : 0, s.end = min(len_q, p->rows - (int)s.start);
+        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * p->rows;
+        return s;
+    }
     if (shape->flags & FLAG_PAGED) {
         cached_keys keys = paged_keys_of(&p->table, shape->lens_kv, shape->len_kv, batch);
         len_kv = keys.length, s.pages = keys.pages;
@@ -76,9 +81,8 @@ struct widened_piece {
                      int i)
     {
         const attn_cuda_scale *by = &w->scale;
-        int heads = p->shape.heads_kv, row = divided(i, w->by_row), rest = i - row * heads * w->pieces,
-            head = divided(rest, w->by_head), column = (rest - head * w->pieces) * ATTN_CUDA_WIDEN_COLUMNS,
-            key = key0 + row;
+        int row = divided(i, w->by_row), rest = i - row * w->heads * w->pieces, head = divided(rest, w->by_head),
+            column = (rest - head * w->pieces) * ATTN_CUDA_WIDEN_COLUMNS, key = key0 + row;
         long long plane = s->plane_in, line = s->start + key, block_plane = s->batch;
         int slot = key;
         count = min(w->dim - column, ATTN_CUDA_WIDEN_COLUMNS);
@@ -94,7 +98,8 @@ struct widened_piece {
         }
         if (by->at) {
             int block = by->rows ? slot >> (__ffs(by->rows) - 1) : 0;
-            const float *at = by->at + block_plane * by->stride[0] + block * by->stride[1] + head * by->stride[2];
+            const float *at = by->at + block_plane * by->stride[0] + block * by->stride[1] +
+                              divided(head, w->by_group) * by->stride[2];
             if (by->stride[3])
                 channels = at + column * by->stride[3];
             else
@@ -113,7 +118,7 @@ struct widened_piece {
     }
 
     /* Writes it. step: of channels. True: a scale is beyond dtype, and elements are not zeros. */
-    template <int dtype, int kv> INLINE bool store(uint4 *out, long long step) const
+    template <int dtype, int in> INLINE bool store(uint4 *out, long long step) const
     {
         /* Twice the greatest element that a scale may have, 2^8 of f16's 2^16; the least still leaves f16 eight bits
          * of an integer. */
@@ -121,8 +126,8 @@ struct widened_piece {
         u32 halves[4], words[4];
         bool beyond = false;
         if (count == 0) return false;
-        halves_of_bytes<kv>(low, &halves[0], &halves[1]);
-        halves_of_bytes<kv>(high, &halves[2], &halves[3]);
+        halves_of_bytes<in>(low, &halves[0], &halves[1]);
+        halves_of_bytes<in>(high, &halves[2], &halves[3]);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float x[2];
@@ -141,13 +146,13 @@ struct widened_piece {
     }
 };
 
-/* kv: of the bytes. Each thread has several pieces on their way. */
-template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
+/* in: of the bytes. Each thread has several pieces on their way. */
+template <int dtype, int in> DEVICE void widen(const attn_cuda_widen_params *p)
 {
     enum { EACH = ATTN_CUDA_WIDEN_PIECES / ATTN_CUDA_WIDEN_THREADS };
     const attn_cuda_widened *w = &p->of[blockIdx.z];
     widened_sequence s = sequence_to_widen(p);
-    int of_row = p->shape.heads_kv * w->pieces, step = gridDim.x * p->block_rows;
+    int of_row = w->heads * w->pieces, step = gridDim.x * p->block_rows;
     bool beyond = false;
     if (p->shape.flags & FLAG_PAGED && blockIdx.z == 0) write_ids(p, &s);
     for (int key0 = s.begin + blockIdx.x * p->block_rows; key0 < s.end; key0 += step) {
@@ -163,7 +168,7 @@ template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
             }
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                if (x[i].template store<dtype, kv>(out + first + ATTN_CUDA_WIDEN_THREADS * i, w->scale.stride[3]))
+                if (x[i].template store<dtype, in>(out + first + ATTN_CUDA_WIDEN_THREADS * i, w->scale.stride[3]))
                     beyond = true;
         }
     }
@@ -172,7 +177,7 @@ template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
 
 template <int dtype> DEVICE void widen(const attn_cuda_widen_params *p)
 {
-    if (p->kv_dtype == E4M3)
+    if (p->in_dtype == E4M3)
         widen<dtype, E4M3>(p);
     else
         widen<dtype, I8>(p);
