@@ -7,7 +7,7 @@
 #include "device/device.h"
 #include "check/strategies.h"
 #include "cpu/kernel.h"
-#include "cuda/kernel.h"
+#include "cuda/inner.h"
 #include "num/half.h"
 
 #define COUNT(table) (int)(sizeof(table) / sizeof *(table))
@@ -421,13 +421,14 @@ static bool candidate_at(attn_device device, int i, candidate *t)
     if (device == ATTN_CUDA) {
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
-        if (attn_dtype_size(k->dtype) == 1) return true; /* queries of a byte are drawn for CPUs alone */
+        if (attn_dtype_size(k->dtype) == 1) return true; /* they take few scales: the planner names them */
+        bool queries = attn_cuda_has_inner(k, &(attn_desc){ .dtype = ATTN_E4M3 }) && k->kv_dtypes >> ATTN_E4M3 & 1;
         *t = (candidate){ .name = k->name,
                           .cuda = k,
                           .direction = attn_cuda_direction(k),
-                          .features = k->features,
+                          .features = k->features | (queries ? ATTN_SCALES_Q : 0),
                           .needs = k->needs,
-                          .dtypes = 1 << k->dtype,
+                          .dtypes = 1 << k->dtype | (queries ? 1 << ATTN_E4M3 : 0),
                           .kv_dtypes = (int)k->kv_dtypes,
                           .dim = k->dim,
                           .dim_v = k->dim_v,
@@ -497,10 +498,10 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
 {
     if (!t->name) return;
     d->direction = t->direction;
-    attn_dtype of_kernel = t->cuda ? attn_cuda_kv_dtype(t->cuda) : (attn_dtype)0;
-    if (of_kernel || (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1))) d->kv_dtype = of_kernel;
     while (!(t->dtypes >> d->dtype & 1))
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
+    attn_dtype of_kernel = t->cuda ? attn_cuda_kv_dtype(t->cuda) : (attn_dtype)0;
+    if (of_kernel || (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1))) d->kv_dtype = of_kernel;
     d->flags &= t->features;
     check_problem_add(d, t->needs & ~d->flags);
     if (t->cuda) check_problem_fit_ranges(t->cuda, d);

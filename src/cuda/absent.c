@@ -74,6 +74,12 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *
     return "this library was built without CUDA (ATTN_CUDA=OFF)";
 }
 
+bool attn_cuda_has_inner(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    (void)kernel, (void)desc;
+    return false;
+}
+
 const attn_desc *attn_cuda_problem_of(const attn_cuda_kernel *kernel, const attn_desc *desc, attn_desc *inner)
 {
     (void)kernel, (void)inner;
