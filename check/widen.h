@@ -1,5 +1,5 @@
-/* Kernels of 16 bits take keys and values of a byte as a copy in the type of the queries, and queries of a byte as one in
- * bf16. What is compared with the definition is then attention over the copies. */
+/* Kernels of 16 bits take keys and values of a byte as a copy in the type of the queries, and queries of a byte as one
+ * in bf16. What is compared with the definition is then attention over the copies. */
 #ifndef CHECK_WIDEN_H
 #define CHECK_WIDEN_H
 
