@@ -91,18 +91,22 @@ static double elements_of(const attn_desc *d, int64_t columns)
 
 /* ---- time ---------------------------------------------------------------------------------- */
 
-/* What comes before and after the kernel: a launch each, reading and writing. */
+/* Of copying so many elements, which have so many bytes before and after. */
+static void add_copy(const attn_cuda_device *device, double elements, int64_t from, int64_t to, attn_choice *c)
+{
+    double bytes = elements * (double)(from + to);
+    c->seconds += attn_cuda_converting_seconds(device, bytes), c->level[0].bytes += bytes;
+}
+
+/* What comes before and after the kernel. */
 static void add_copies(const attn_cuda_problem *problem, const attn_cuda_kernel *k, attn_choice *c)
 {
-    const double launch = 3e-6, look = 4e-6; /* assumed, beside other kernels, as of keys that are widened */
+    const double look = 4e-6; /* assumed, as of keys that are widened */
     const attn_desc *d = problem->desc;
-    double bytes = 0;
     if (widens_q(k, d))
-        bytes += elements_of(d, d->dim_qk) * (double)(attn_dtype_size(d->dtype) + attn_dtype_size(k->dtype));
-    if (narrows_o(k, d)) bytes += elements_of(d, d->dim_v) * (double)(4 + attn_dtype_size(attn_out_dtype(d)));
-    c->seconds += launch * (widens_q(k, d) + narrows_o(k, d)) + (may_be_unfit(k, d) ? look : 0) +
-                  bytes / attn_cuda_bandwidth(problem->device, "l2");
-    c->level[0].bytes += bytes;
+        add_copy(problem->device, elements_of(d, d->dim_qk), attn_dtype_size(d->dtype), attn_dtype_size(k->dtype), c);
+    if (narrows_o(k, d)) add_copy(problem->device, elements_of(d, d->dim_v), 4, attn_dtype_size(attn_out_dtype(d)), c);
+    if (may_be_unfit(k, d)) c->seconds += look;
 }
 
 static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *k, attn_cuda_choice *choice)

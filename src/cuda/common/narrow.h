@@ -34,10 +34,12 @@ template <int dtype> DEVICE void store_piece(void *o, long long at, const float 
     }
 }
 
+/* Each thread has several pieces on their way. */
 template <int dtype> DEVICE void narrow(const attn_cuda_narrow_params *p)
 {
+    enum { EACH = ATTN_CUDA_WIDEN_PIECES / ATTN_CUDA_WIDEN_THREADS, COLUMNS = ATTN_CUDA_NARROW_COLUMNS };
     const attn_cuda_shape *shape = &p->shape;
-    bool varlen = shape->flags & FLAG_VARLEN;
+    bool varlen = shape->flags & FLAG_VARLEN, even = shape->dim_v % COLUMNS == 0;
     int2 span = sequence_of(shape->cu_lens_q, shape->lens_q, blockIdx.y, shape->len_q);
     int start = varlen ? clamp(span.x, 0, p->rows) : 0, end = min(min(span.y, shape->len_q), p->rows - start),
         of_row = shape->heads_q * p->pieces;
@@ -45,23 +47,35 @@ template <int dtype> DEVICE void narrow(const attn_cuda_narrow_params *p)
     float scale = p->scale ? *p->scale : 1;
     for (int row0 = blockIdx.x * p->block_rows; row0 < end; row0 += gridDim.x * p->block_rows) {
         int count = min(p->block_rows, end - row0) * of_row;
-        for (int i = threadIdx.x; i < count; i += ATTN_CUDA_WIDEN_THREADS) {
-            int row = divided(i, p->by_row), rest = i - row * of_row, head = divided(rest, p->by_head),
-                column = (rest - head * p->pieces) * ATTN_CUDA_NARROW_COLUMNS,
-                columns = min(shape->dim_v - column, ATTN_CUDA_NARROW_COLUMNS);
-            const float *from = p->in + ((in + row0 + row) * shape->heads_q + head) * shape->dim_v + column;
-            float x[ATTN_CUDA_NARROW_COLUMNS];
-            if (shape->dim_v % ATTN_CUDA_NARROW_COLUMNS == 0) {
-                float4 four = *(const float4 *)from;
-                x[0] = four.x / scale, x[1] = four.y / scale, x[2] = four.z / scale, x[3] = four.w / scale;
-            } else {
+        for (int first = threadIdx.x; first < count; first += ATTN_CUDA_WIDEN_PIECES) {
+            float x[EACH][COLUMNS];
+            long long to[EACH];
+            int columns[EACH];
 #pragma unroll
-                for (int j = 0; j < ATTN_CUDA_NARROW_COLUMNS; j++)
-                    x[j] = j < columns ? from[j] / scale : 0;
+            for (int k = 0; k < EACH; k++) {
+                int i = min(first + ATTN_CUDA_WIDEN_THREADS * k, count - 1), row = divided(i, p->by_row),
+                    rest = i - row * of_row, head = divided(rest, p->by_head),
+                    column = (rest - head * p->pieces) * COLUMNS;
+                const float *from = p->in + ((in + row0 + row) * shape->heads_q + head) * shape->dim_v + column;
+                columns[k] = min(shape->dim_v - column, (int)COLUMNS);
+                to[k] = plane * shape->o_stride[0] + (start + row0 + row) * shape->o_stride[1] +
+                        head * shape->o_stride[2] + column;
+                if (even) {
+                    float4 four = *(const float4 *)from;
+                    x[k][0] = four.x, x[k][1] = four.y, x[k][2] = four.z, x[k][3] = four.w;
+                } else {
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++)
+                        x[k][j] = j < columns[k] ? from[j] : 0;
+                }
             }
-            long long at = plane * shape->o_stride[0] + (start + row0 + row) * shape->o_stride[1] +
-                           head * shape->o_stride[2] + column;
-            store_piece<dtype>(shape->o, at, x, columns);
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++)
+                    if (p->scale) x[k][j] /= scale;
+                if (first + ATTN_CUDA_WIDEN_THREADS * k < count) store_piece<dtype>(shape->o, to[k], x[k], columns[k]);
+            }
         }
     }
 }

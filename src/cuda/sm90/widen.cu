@@ -8,7 +8,7 @@
 
 /* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
 #define WIDEN(dtype, name)                                                            \
-    extern "C" __global__ void __launch_bounds__(ATTN_CUDA_WIDEN_THREADS, 2)          \
+    extern "C" __global__ void __launch_bounds__(ATTN_CUDA_WIDEN_THREADS, 4)          \
         attn_sm90_widen_##name(const __grid_constant__ attn_cuda_widen_params params) \
     {                                                                                 \
         widen<dtype>(&params);                                                        \

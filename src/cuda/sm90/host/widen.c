@@ -42,9 +42,8 @@ double attn_sm90_widened_traffic(const attn_desc *d, double pairs)
 
 double attn_sm90_widening_seconds(const attn_desc *d, double pairs, const attn_cuda_device *device)
 {
-    const double launch = 3e-6, look = 4e-6; /* assumed, beside other kernels: a word cleared, and looked at later */
-    return launch + (may_be_unfit(d) ? look : 0) +
-           attn_sm90_widened_traffic(d, pairs) / attn_cuda_bandwidth(device, "l2");
+    const double look = 4e-6; /* assumed, beside other kernels: a word cleared, and looked at later */
+    return (may_be_unfit(d) ? look : 0) + attn_cuda_converting_seconds(device, attn_sm90_widened_traffic(d, pairs));
 }
 
 /* ---- a run --------------------------------------------------------------------------------- */
