@@ -42,7 +42,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     if (k->paged && !desc.page_size) set_pages(&desc, page_sizes[options.seed / 4 % 12]);
     if (queries) desc.dtype = ATTN_E4M3;
     if (queries && !(desc.flags & ATTN_OUT_F32)) desc.out_dtype = outs[options.seed / 64 % 3];
-    if (desc.kv_dtype) check_grid_scales((int)(options.seed / 4), &desc);
+    if (desc.kv_dtype) check_grid_scales((int)(options.seed / (queries ? 64 : 4)), &desc);
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());

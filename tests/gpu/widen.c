@@ -8,8 +8,14 @@
 #include "gpu.h"
 #include "num/half.h"
 
-/* Multiplies the scales of the values, or of the queries, by 2^power, and compares with what is widened as it is
- * rounded to its type, or with the definition. */
+static void multiply(const float *scales, int64_t count, int power)
+{
+    for (int64_t i = 0; scales && i < count; i++)
+        ((float *)(uintptr_t)scales)[i] = ldexpf(scales[i], power);
+}
+
+/* Multiplies the scales of the values by 2^power, or those of the queries, and divides the keys' by it, and compares
+ * with what is widened as it is rounded to its type, or with the definition. */
 static void check_scaled(const attn_cuda_kernel *k, attn_desc desc, const check_options *options, char tensor,
                          int power, unsigned widens)
 {
@@ -20,10 +26,10 @@ static void check_scaled(const attn_cuda_kernel *k, attn_desc desc, const check_
         return;
     }
     bool q = tensor == 'q';
-    float *scales = (float *)(uintptr_t)(q ? problem.args.q_scale : problem.args.v_scale);
-    int64_t count = desc.batch * (q ? desc.len_q * desc.heads_q : desc.len_kv * desc.heads_kv);
-    for (int64_t i = 0; scales && i < count; i++)
-        scales[i] = ldexpf(scales[i], power);
+    const attn_args *a = &problem.args;
+    int64_t keys = desc.batch * desc.len_kv * desc.heads_kv, heads_q = desc.q_scale_heads;
+    multiply(q ? a->q_scale : a->v_scale, q ? desc.batch * desc.len_q * heads_q : keys, power);
+    multiply(q ? a->k_scale : NULL, keys, -power);
     desc.device = ATTN_CUDA, desc.kernel = k->name;
     snprintf(watched, sizeof watched, "%s, scales of %c, 2^%d", k->name, tensor, power);
     alarm(WATCHDOG_SECONDS);
@@ -62,10 +68,10 @@ void scales_of_bytes(const attn_cuda_kernel *k)
     desc.dtype = desc.kv_dtype = ATTN_E4M3, desc.flags |= ATTN_SCALES_Q, desc.q_scale_rows = 1;
     desc.flags &= ~(uint32_t)ATTN_OUT_F32;
     for (int i = 0; i < 3; i++) { /* q beyond bf16: from the bytes of all three; v: from q in bf16 */
-        desc.out_dtype = outs[i];
+        desc.out_dtype = outs[i], desc.q_scale_heads = i ? desc.heads_kv : desc.heads_q;
         check_set_scales(&desc, 0x777);
         check_scaled(k, desc, &options, 'q', 0, CHECK_WIDENS_Q | CHECK_WIDENS_KV);
-        check_scaled(k, desc, &options, 'q', -beyond - 6, 0);
+        check_scaled(k, desc, &options, 'q', beyond, 0);
         check_scaled(k, desc, &options, 'v', beyond, CHECK_WIDENS_Q);
     }
 }
