@@ -223,7 +223,7 @@ MUTANTS = [
      "the fallback kernel computes what was widened", "emulated/sm90_bf16_d64_128x128"),
     (CUDA + "inner.c", "if (status || !plan->fallback.function) return status;", "return status;",
      "scales of q beyond bf16 are widened", "emulated/sm90_bf16_d64_128x128"),
-    (CUDA + "inner.c", "add_copies(problem, k, &choice->choice);", "", "copies of q and o take no time", "cuda_choices"),
+    (CUDA + "inner.c", "add_copies(problem, k, &cuda->chosen.choice);", "", "copies of q and o take no time", "cuda_choices"),
     ("src/cuda/common/narrow.h", "if (p->scale) x[k][j]", "if (p->scale && j) x[k][j]", "some results keep their scale",
      "emulated/sm90_e4m3_d128_128x128"),
     (SM90 + "around_forward.cu", "bits >> (first & 7)", "bits", "bits of the last keys begin with a byte",
