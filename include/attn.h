@@ -478,9 +478,10 @@ typedef struct attn_args {
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
  * Other tensors with such strides are copied first, which takes workspace and time. With more than 16 packed rows, k
  * and v of a byte under 16-bit queries are copied too, into 16 bits, however they lie; the workspace has room for
- * len_kv keys of each sequence, or for a page per entry of the page table. So is q of ATTN_E4M3 into bf16, with k and v,
- * where no kernel of ATTN_E4M3 takes the problem or one of bf16 is predicted faster. Where o is ATTN_E4M3, or f16 from
- * these, its results lie in the workspace first, as f32. Pages are read fastest where page_size is a multiple of 8. */
+ * len_kv keys of each sequence, or for a page per entry of the page table. So is q of ATTN_E4M3 into bf16, with k and
+ * v, where no kernel of ATTN_E4M3 takes the problem or one of bf16 is predicted faster. Where o is ATTN_E4M3, or f16
+ * from these, its results lie in the workspace first, as f32. Pages are read fastest where page_size is a multiple
+ * of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)
