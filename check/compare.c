@@ -113,8 +113,12 @@ static void floor_row(const check_problem *problem, const check_row *row, const 
         for (int64_t i = 0; i < d->dim_v; i++)
             sums[i] += stored * v[i];
     }
-    for (int64_t i = 0; i < d->dim_v; i++) /* the LSE has the sink */
-        o[i] = max > -INFINITY ? (float)(sums[i] * exp(max - row->lse)) : 0;
+    bool bytes = attn_out_dtype(d) == ATTN_E4M3;
+    double o_scale = bytes && problem->args.o_scale ? (double)*problem->args.o_scale : 1;
+    for (int64_t i = 0; i < d->dim_v; i++) { /* the LSE has the sink */
+        double x = max > -INFINITY ? sums[i] * exp(max - row->lse) / o_scale : 0;
+        o[i] = (float)(bytes ? fmin(fmax(x, -448), 448) : x);
+    }
 }
 
 /* A row of the reference, and unfused attention's. all: NULL, or where both stand; scratch: len_kv doubles. */
@@ -131,8 +135,7 @@ static void compute_row(const check_problem *problem, const all_rows *all, check
     }
     float naive_lse;
     attn_ref_row(desc, &problem->args, row->batch, row->head, row->row, o, &row->lse, scratch);
-    bool plain = attn_out_dtype(desc) != ATTN_E4M3 && !(desc->flags & ATTN_DROPOUT);
-    if (problem->options.rounds_p && desc->dtype == ATTN_E4M3 && plain) { /* which variants take */
+    if (problem->options.rounds_p) {
         row->lse_rounding = check_e4m3_lse_rounding(problem, row->batch, row->head, row->row, row->lse, scratch);
         floor_row(problem, row, scratch, naive);
     } else

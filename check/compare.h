@@ -7,7 +7,7 @@
  * naive is measured on further draws of it as well: with one or two rows it would be a matter of luck.
  * LSE within 2e-5 max(1, |LSE|), -inf exact; of kernels that multiply E4M3 by tensor cores within that and what these
  * cut off. Where terms cancel, what rounding them does counts besides (rounding.h).
- * Where a kernel widens keys of a byte (widen.h), ref and naive are of the widened ones.
+ * Where a kernel widens elements of a byte (widen.h), ref and naive are of the widened ones.
  * With one-hot values what is hidden must be exactly 0. No row of a sequence may hold a NaN, and nothing else may have
  * been written.
  *

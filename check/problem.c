@@ -520,7 +520,7 @@ void check_problem_fit_bias(attn_desc *desc)
                                desc->len_kv };
     int64_t pitch = (desc->len_kv + 7) / 8 * 8;
     const int64_t stride[] = { extent[1] * extent[2] * pitch, extent[2] * pitch, pitch, 1 };
-    desc->flags |= ATTN_BIAS, desc->bias_dtype = desc->dtype;
+    desc->flags |= ATTN_BIAS, desc->bias_dtype = desc->dtype == ATTN_E4M3 ? ATTN_BF16 : desc->dtype;
     memcpy(desc->bias_extent, extent, sizeof extent), memcpy(desc->bias_stride, stride, sizeof stride);
 }
 

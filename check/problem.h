@@ -79,11 +79,14 @@ typedef struct check_options {
     int shift;          /* bytes by which tensors on a GPU miss a boundary of 16; 0: every fourth seed's by 2 */
     uint64_t strides;   /* draws strides for each tensor in place of the layout's; 0: none */
     bool rounds_p;      /* of a kernel that multiplies E4M3, and P rounded to it: a variant of that dtype on a GPU */
-    bool widens;        /* of a kernel that widens keys of a byte (widen.h): the reference has the copy */
+    unsigned widens;    /* of a kernel that widens q, or k and v (widen.h): the reference has the copies */
     check_by by;
     char strategy[ATTN_STRATEGY_TEXT]; /* words for attn_desc.strategy, by commas; "": none */
     uint64_t seed;
 } check_options;
+
+/* check_options.widens: what has a byte, and is copied into 16 bits first. */
+enum { CHECK_WIDENS_Q = 1, CHECK_WIDENS_KV = 2 };
 
 enum { CHECK_BUFFERS = 38, CHECK_NAME = 64 };
 

@@ -7,7 +7,7 @@
 #include "device/device.h"
 #include "check/strategies.h"
 #include "cpu/kernel.h"
-#include "cuda/kernel.h"
+#include "cuda/inner.h"
 #include "num/half.h"
 
 #define COUNT(table) (int)(sizeof(table) / sizeof *(table))
@@ -151,6 +151,7 @@ static void settle_bytes(attn_desc *d)
     if (backward && d->dtype == ATTN_E4M3) d->dtype = ATTN_BF16;
     if (backward || (d->dtype == ATTN_E4M3 && d->kv_dtype == ATTN_I8)) d->kv_dtype = (attn_dtype)0;
     if (backward || (d->flags & ATTN_OUT_F32 && d->out_dtype != ATTN_F32)) d->out_dtype = (attn_dtype)0;
+    if (d->device == ATTN_CUDA && d->dtype != ATTN_E4M3 && d->out_dtype != ATTN_F32) d->out_dtype = (attn_dtype)0;
     if (d->dtype != ATTN_E4M3) d->flags &= ~(uint32_t)ATTN_SCALES_Q;
     if (attn_dtype_size(attn_kv_dtype(d)) != 1) d->flags &= ~(uint32_t)ATTN_SCALES_KV;
     if (!(d->flags & ATTN_SCALES_Q)) d->q_scale_rows = d->q_scale_heads = 0;
@@ -334,8 +335,8 @@ static void draw_features(uint64_t *state, attn_desc *d, check_options *o)
     }
 }
 
-/* Forwards with elements of a byte; on a CPU also queries of a byte, and outputs of another type. kv_dtype: 0 or the
- * type of all keys. */
+/* Forwards with elements of a byte, and outputs of another type: on a GPU under queries of a byte alone. kv_dtype: 0 or
+ * the type of all keys. */
 static void draw_bytes(uint64_t *state, attn_dtype kv_dtype, attn_desc *d)
 {
     static const attn_dtype queries[] = { ATTN_E4M3, ATTN_E4M3, ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_BF16 },
@@ -347,13 +348,12 @@ static void draw_bytes(uint64_t *state, attn_dtype kv_dtype, attn_desc *d)
     if (d->out_dtype == d->dtype) d->out_dtype = (attn_dtype)0;
     if (!kv_dtype && !check_chance(state, 40)) return;
     d->dtype = PICK(state, queries);
-    while (on_cuda && d->dtype == ATTN_E4M3) /* what its error is measured by: check/grid.h */
-        d->dtype = PICK(state, queries);
     d->kv_dtype = kv_dtype                  ? kv_dtype
                   : check_chance(state, 50) ? ATTN_E4M3
                   : d->dtype == ATTN_E4M3   ? (attn_dtype)0
                                             : ATTN_I8;
     if (d->dtype == ATTN_E4M3 && d->kv_dtype == ATTN_I8) d->dtype = ATTN_F16;
+    if (on_cuda && d->dtype == ATTN_E4M3 && check_chance(state, 50)) d->out_dtype = PICK(state, outputs);
     if (check_chance(state, 80)) d->flags |= ATTN_SCALES_KV;
     if (check_chance(state, 80)) d->flags |= ATTN_SCALES_Q;
     d->q_scale_rows = PICK(state, rows), d->k_scale_rows = PICK(state, rows);
@@ -421,13 +421,14 @@ static bool candidate_at(attn_device device, int i, candidate *t)
     if (device == ATTN_CUDA) {
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
-        if (attn_dtype_size(k->dtype) == 1) return true; /* queries of a byte are drawn for CPUs alone */
+        if (attn_dtype_size(k->dtype) == 1) return true; /* they take few scales: the planner names them */
+        bool queries = attn_cuda_has_inner(k, &(attn_desc){ .dtype = ATTN_E4M3 }) && k->kv_dtypes >> ATTN_E4M3 & 1;
         *t = (candidate){ .name = k->name,
                           .cuda = k,
                           .direction = attn_cuda_direction(k),
-                          .features = k->features,
+                          .features = k->features | (queries ? ATTN_SCALES_Q : 0),
                           .needs = k->needs,
-                          .dtypes = 1 << k->dtype,
+                          .dtypes = 1 << k->dtype | (queries ? 1 << ATTN_E4M3 : 0),
                           .kv_dtypes = (int)k->kv_dtypes,
                           .dim = k->dim,
                           .dim_v = k->dim_v,
@@ -497,10 +498,10 @@ static void fit(uint64_t *state, const candidate *t, attn_desc *d, check_options
 {
     if (!t->name) return;
     d->direction = t->direction;
-    attn_dtype of_kernel = t->cuda ? attn_cuda_kv_dtype(t->cuda) : (attn_dtype)0;
-    if (of_kernel || (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1))) d->kv_dtype = of_kernel;
     while (!(t->dtypes >> d->dtype & 1))
         d->dtype = (attn_dtype)(ATTN_F32 + check_below(state, 3));
+    attn_dtype of_kernel = t->cuda ? attn_cuda_kv_dtype(t->cuda) : (attn_dtype)0;
+    if (of_kernel || (attn_kv_dtype(d) != d->dtype && !(t->kv_dtypes >> attn_kv_dtype(d) & 1))) d->kv_dtype = of_kernel;
     d->flags &= t->features;
     check_problem_add(d, t->needs & ~d->flags);
     if (t->cuda) check_problem_fit_ranges(t->cuda, d);

@@ -47,12 +47,11 @@ check_random_result check_random_run(const check_random_limits *limits, const at
         snprintf(result.message, sizeof result.message, "planned with %s", result.kernel);
     } else {
         if (limits->spoil) limits->spoil(&problem);
-        problem.options.widens = check_kernel_widens(check_cuda_kernel_named(result.kernel), &problem.resolved);
+        check_problem_of_kernel(&problem, check_cuda_kernel_named(result.kernel));
         check_reference reference = check_reference_create(&problem);
         check_error error = check_compare(&problem, &reference);
         check_reference_destroy(&reference);
-        if (error.message[0] && problem.options.widens && check_problem_shift(&problem)) { /* the fallback kernel ran */
-            problem.options.widens = false;
+        if (error.message[0] && check_problem_of_fallback(&problem)) {
             reference = check_reference_create(&problem);
             error = check_compare(&problem, &reference);
             check_reference_destroy(&reference);

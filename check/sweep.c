@@ -8,6 +8,7 @@
 #include "check/widen.h"
 #include "device/device.h"
 #include "cpu/kernel.h"
+#include "cuda/inner.h"
 #include "cuda/load.h"
 
 /* Multiply-adds of the cases that run_fitted takes. */
@@ -99,7 +100,9 @@ static bool takes(const check_report *report, attn_form form, const attn_desc *d
     if (report->skipped) return false;
     if (report->kernel == NULL) return true;
     if (report->device == ATTN_CUDA) {
+        attn_desc inner;
         const attn_cuda_kernel *cuda = check_cuda_kernel_named(report->kernel);
+        desc = attn_cuda_problem_of(cuda, desc, &inner);
         bool packed = desc->flags & ATTN_VARLEN && !(desc->flags & ATTN_PAGED);
         bool some = desc->len_q > 0 && (desc->len_kv > 0 || packed); /* rows and keys */
         int64_t dim_v = desc->dim_v ? desc->dim_v : desc->dim_qk;
@@ -153,31 +156,28 @@ static void record(check_report *report, int number, const check_error *error, c
                         sizeof report->message - (size_t)used);
 }
 
-/* A problem's reference, and that of kernels which widen its keys: each is computed when a kernel first asks for it. */
+/* A problem's references, by what kernels make of its elements (widens, rounds_p): each is computed when a kernel first
+ * asks for it. */
+enum { REFERENCES = 5 };
+
 typedef struct references {
-    check_reference of[2];
-    bool there[2];
+    check_reference of[REFERENCES];
+    bool there[REFERENCES];
 } references;
 
-static const check_reference *reference_for(references *r, const check_problem *problem, bool widens)
+static const check_reference *reference_for(references *r, const check_problem *as)
 {
-    check_problem as = *problem;
-    as.options.widens = widens;
-    if (!r->there[widens]) r->of[widens] = check_reference_create(&as), r->there[widens] = true;
-    return &r->of[widens];
+    unsigned which = as->options.rounds_p ? REFERENCES - 1 : as->options.widens;
+    if (!r->there[which]) r->of[which] = check_reference_create(as), r->there[which] = true;
+    return &r->of[which];
 }
 
-/* Addresses that the kernel does not take go to the fallback kernel, which reads the bytes. */
 static check_error compare(references *known, const check_problem *problem, const char *kernel)
 {
-    bool widens = check_kernel_widens(check_cuda_kernel_named(kernel), &problem->resolved);
-    check_error error = check_compare(problem, reference_for(known, problem, widens));
     check_problem as = *problem;
-    as.options.widens = widens;
-    if (widens && error.message[0] && check_problem_shift(problem)) {
-        as.options.widens = false;
-        error = check_compare(problem, reference_for(known, problem, false));
-    }
+    check_problem_of_kernel(&as, check_cuda_kernel_named(kernel));
+    check_error error = check_compare(&as, reference_for(known, &as));
+    if (error.message[0] && check_problem_of_fallback(&as)) error = check_compare(&as, reference_for(known, &as));
     return check_compare_again(&as, error);
 }
 
@@ -247,7 +247,7 @@ static void run_problem(check_sweep *sweep, int number, const attn_desc *desc, c
         if (users[i])
             run_kernel(&sweep->reports[i], number, &problem, &known, sweep->strategy,
                        only >= 0 || sweep->reports[i].planned++ % DRAWN_OF == 0);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < REFERENCES; i++)
         if (known.there[i]) check_reference_destroy(&known.of[i]);
     check_problem_destroy(&problem);
 }
@@ -277,7 +277,6 @@ static void run_form(check_sweep *sweep, int number, attn_form form, variant as)
     if (as == BYTES && (form == ATTN_GRADIENT || number % 3 != 1)) return;
     if (as == BYTES) check_grid_bytes(number / 3, &desc);
     if (on_cuda && desc.dtype != ATTN_E4M3 && desc.out_dtype != ATTN_F32) desc.out_dtype = (attn_dtype)0;
-    options.rounds_p = on_cuda && desc.dtype == ATTN_E4M3;
     if (on_cuda) check_leave_out_parts(&desc);
     if (on_cuda && desc.flags & ATTN_CUDA_CACHES) {
         if (form != ATTN_GRADIENT) run_problem(sweep, number, &desc, &options, form, -1, narrow);
@@ -368,6 +367,14 @@ static void fit_decode(const attn_cuda_kernel *k, int number, attn_desc *d, chec
     if (d->flags & ATTN_VARLEN) d->total_q = d->batch * d->len_q, d->total_kv = d->batch * d->len_kv + 1;
 }
 
+/* Queries of a byte, for kernels of bf16; results of all types. */
+static void widen_queries(int number, attn_desc *d)
+{
+    static const attn_dtype outs[] = { 0, ATTN_E4M3, ATTN_F16 };
+    d->dtype = ATTN_E4M3;
+    if (!(d->flags & ATTN_OUT_F32)) d->out_dtype = outs[number % 3];
+}
+
 /* Work items of one length, as some strategies take them, but for masks of tables. */
 static void make_alike(attn_desc *d)
 {
@@ -409,10 +416,10 @@ static void run_fitted(check_sweep *sweep, int number, int which)
     if (widens) desc.kv_dtype = number / 12 % 2 ? ATTN_E4M3 : ATTN_I8;
     if (number / 4 % 2) make_alike(&desc);
     if (direction == ATTN_BACKWARD && number / 4 % 2) narrow_down(number / 8, &desc);
-    options.rounds_p = kernel->dtype == ATTN_E4M3 && attn_cuda_is_variant(kernel);
     if (kernel->form == ATTN_CUDA_DECODE) fit_decode(kernel, number, &desc, &options);
     if (kernel->paged || (kernel->form == ATTN_CUDA_DECODE && number / 16 % 2)) fit_pages(number, &desc, &options);
     if (kernel->needs & ATTN_BIAS) check_problem_fit_bias(&desc);
+    if (kernel->dtype == ATTN_BF16 && desc.kv_dtype == ATTN_E4M3 && number / 24 % 2) widen_queries(number, &desc);
     if (desc.kv_dtype) check_grid_scales(number / (widens ? 12 : 4), &desc);
     if (kernel->dtype == ATTN_E4M3) fit_scales(kernel, number / 4, &desc);
     run_problem(sweep, number, &desc, &options, direction == ATTN_BACKWARD ? ATTN_GRADIENT : ATTN_PREFILL, which,

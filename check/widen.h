@@ -1,18 +1,24 @@
-/* Kernels of 16 bits take keys and values of a byte as a copy in the type of the queries. What is compared with the
- * definition is then attention over that copy. */
+/* Kernels of 16 bits take keys and values of a byte as a copy in the type of the queries, and queries of a byte as one
+ * in bf16. What is compared with the definition is then attention over the copies. */
 #ifndef CHECK_WIDEN_H
 #define CHECK_WIDEN_H
-
-#include <stdbool.h>
 
 #include "check/problem.h"
 #include "cuda/kernel.h"
 
-/* Whether the kernel, or NULL, computes the problem from such a copy. */
-bool check_kernel_widens(const attn_cuda_kernel *kernel, const attn_desc *desc);
+/* What is copied where the kernel, or NULL, computes the problem: CHECK_WIDENS_Q, CHECK_WIDENS_KV. */
+unsigned check_kernel_widens(const attn_cuda_kernel *kernel, const attn_desc *desc);
 
-/* The problem over the copy, in no pages: but for k and v it has the arrays of `problem`, and is to be destroyed before
- * it. */
+/* Says in the options what the kernel, or NULL, makes of the problem's elements: widens, rounds_p. */
+void check_problem_of_kernel(check_problem *problem, const attn_cuda_kernel *kernel);
+
+/* A kernel that does not take the addresses that a problem may have leaves it to the fallback kernel, which reads keys
+ * and values of a byte as they are: the options say so, if they can. False: they said it before, or all addresses are
+ * taken. */
+bool check_problem_of_fallback(check_problem *problem);
+
+/* The problem over the copies that its options name, those of keys in no pages: but for these it has the arrays of
+ * `problem`, and is to be destroyed before it. */
 check_problem check_widened(const check_problem *problem);
 void check_widened_destroy(check_problem *widened);
 

@@ -8,7 +8,7 @@
 #include "base/text_buffer.h"
 #include "command.h"
 #include "cpu/cpu.h"
-#include "cuda/arch.h"
+#include "cuda/inner.h"
 #include "planner/attention.h"
 #include "num/half.h"
 #include "problem/desc.h"
@@ -88,10 +88,11 @@ static verdict on_gpu(const attn_desc *d, const attn_cuda_arch *arch)
     verdict best = REFUSED;
     for (int i = 0; i < count; i++) {
         attn_cuda_choice choice;
+        attn_desc inner;
         const attn_cuda_kernel *k = &kernels[i];
         verdict of = !attn_cuda_is_variant(k) ? SLOW : k->asked ? ASKED : FAST;
-        if (of > best && k->arch == arch && !attn_cuda_obstacle(k, d) &&
-            attn_cuda_pass_of(k)->predict(&problem, k, &choice))
+        if (of > best && k->arch == arch && !attn_cuda_obstacle(k, attn_cuda_problem_of(k, d, &inner)) &&
+            attn_cuda_pass_for(k, d)->predict(&problem, k, &choice))
             best = of;
     }
     return best;

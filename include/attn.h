@@ -263,9 +263,9 @@ typedef struct attn_desc {
     double scale_f64; /* ATTN_F64: > 0 replaces scale, which is then 0 or this rounded to float; 0: scale counts */
 
     /* Elements of one byte, forward only. The value of an element is what is stored, times its scale; without
-     * ATTN_SCALES_KV or ATTN_SCALES_Q the scale is 1. ATTN_CUDA, k and v beside wider 16-bit queries, of more than 16
-     * packed rows (len_q * heads_q / heads_kv): that value rounded to dtype, as a cache of dtype would hold it: exact
-     * without scales, or where these are powers of two. */
+     * ATTN_SCALES_KV or ATTN_SCALES_Q the scale is 1. ATTN_CUDA, in kernels of 16 bits: q of ATTN_E4M3 is that value
+     * rounded to bf16, and so are k and v of more than 16 packed rows (len_q * heads_q / heads_kv), to f16 where q is:
+     * exact without scales, or where these are powers of two. attn_plan_describe says what is widened so. */
     attn_dtype kv_dtype;  /* of k and v; 0: dtype. ATTN_E4M3, or ATTN_I8, which needs a dtype of f32, f16 or bf16 */
     attn_dtype out_dtype; /* of o; 0: dtype, or ATTN_BF16 where dtype is ATTN_E4M3; ATTN_OUT_F32 is ATTN_F32. Also
                            * ATTN_E4M3: o / o_scale is stored, and what exceeds 448 becomes 448 */
@@ -478,8 +478,10 @@ typedef struct attn_args {
  *   - ATTN_PAGED: pages whose strides are no multiples of 8 elements, or negative, or of such an alignment
  * Other tensors with such strides are copied first, which takes workspace and time. With more than 16 packed rows, k
  * and v of a byte under 16-bit queries are copied too, into 16 bits, however they lie; the workspace has room for
- * len_kv keys of each sequence, or for a page per entry of the page table. Pages are read fastest where page_size is a
- * multiple of 8. */
+ * len_kv keys of each sequence, or for a page per entry of the page table. So is q of ATTN_E4M3 into bf16, with k and
+ * v, where no kernel of ATTN_E4M3 takes the problem or one of bf16 is predicted faster. Where o is ATTN_E4M3, or f16
+ * from these, its results lie in the workspace first, as f32. Pages are read fastest where page_size is a multiple
+ * of 8. */
 ATTN_API attn_status attn_run_sized(const attn_plan *plan, const attn_args *args, size_t args_size, void *workspace,
                                     void *stream);
 static inline attn_status attn_run(const attn_plan *plan, const attn_args *args, void *workspace, void *stream)

@@ -383,12 +383,84 @@ static void keys_of_a_byte_are_widened(void **state)
     expect_words(&desc, widened, false);
     desc.len_q = 512, desc.kernel = "sm90_fallback_bf16";
     expect_words(&desc, widened, false);
-    desc.dtype = ATTN_E4M3, desc.kernel = NULL;
-    expect_words(&desc, widened, false);
     end_context(context);
 }
 
-/* Scales of blocks and channels have kernels of their own; of single rows, and with a softcap, the fallback has them.
+/* What kernels of E4M3 do not take, those of bf16 compute from a copy of q, k and v. */
+static void queries_of_a_byte_are_widened(void **state)
+{
+    (void)state;
+    static const uint32_t flags[] = {
+        ATTN_CHUNK,   ATTN_CAUSAL | ATTN_PREFIX,    ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_ALIBI, ATTN_BIAS,
+        ATTN_DROPOUT, ATTN_POSITIONS | ATTN_CAUSAL, ATTN_FIRST_KV
+    };
+    static const int64_t dims[] = { 64, 128, 192, 256, 40 };
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    for (size_t i = 0; i < 5 * (sizeof flags / sizeof *flags); i++) {
+        attn_desc desc = small();
+        desc.dtype = ATTN_E4M3, desc.len_q = desc.len_kv = 512, desc.dim_qk = dims[i % 5], desc.flags = flags[i / 5];
+        desc.out_dtype = i % 3 == 0 ? ATTN_E4M3 : i % 3 == 1 ? ATTN_F16 : (attn_dtype)0;
+        if (desc.flags & ATTN_CHUNK) desc.chunk = 100;
+        if (desc.flags & ATTN_INTERVALS) desc.interval_vectors = 2, desc.interval_heads = 1;
+        if (desc.flags & ATTN_BLOCKS) desc.block_rows = desc.block_keys = 64, desc.block_batch = desc.block_heads = 1;
+        if (desc.flags & ATTN_BITS) desc.bits_batch = desc.bits_heads = 1;
+        if (desc.flags & ATTN_ALIBI) desc.alibi_batch = 1;
+        if (desc.flags & ATTN_DROPOUT) desc.dropout_p = 0.1f;
+        if (desc.flags & ATTN_BIAS) desc.bias_dtype = ATTN_BF16, desc.bias_extent[0] = desc.bias_extent[1] = 1;
+        if (desc.flags & ATTN_BIAS) desc.bias_extent[2] = desc.bias_extent[3] = 512;
+        expect_words(&desc, "kernel     sm90_bf16_", true);
+        expect_words(&desc, "widened    q of e4m3 to bf16 first, ", true);
+        expect_words(&desc, "widened    k v of e4m3 to bf16 first, ", true);
+        expect_words(&desc, "narrowed   o of f32 to ", i % 3 != 2);
+    }
+    attn_desc desc = small();
+    desc.batch = 2, desc.heads_q = 8, desc.heads_kv = 2, desc.len_q = 512, desc.len_kv = 4096, desc.dim_qk = 64;
+    desc.flags = ATTN_CAUSAL | ATTN_ALIBI, desc.alibi_batch = 1;
+    attn_desc keys = desc, wide = desc;
+    keys.kv_dtype = ATTN_E4M3, desc.dtype = ATTN_E4M3;
+    assert_string_equal(info_of(&desc).kernel, info_of(&wide).kernel);
+    assert_true(info_of(&desc).workspace_bytes >= info_of(&keys).workspace_bytes + (1 << 20));
+    assert_true(info_of(&desc).seconds > info_of(&keys).seconds + 3e-6);
+    assert_true(info_of(&desc).memory_bytes >= info_of(&keys).memory_bytes + 3 * (1 << 19));
+    expect_words(&desc, "addresses", false); /* keys are split */
+    desc.batch = 32;
+    expect_words(&desc, "addresses  o are to be multiples of 16", true);
+    desc.batch = 2;
+    desc.alignment = 1; /* q's copy is not copied again */
+    expect_words(&desc, "copied", false);
+    desc.alignment = 0, desc.flags |= ATTN_SCALES_Q, desc.q_scale_rows = desc.q_scale_stride[1] = 1;
+    expect_words(&desc, "q of e4m3, times its scales, to bf16 first, 1 MiB; if a scale is beyond bf16, the fallback",
+                 true);
+    desc.out_dtype = ATTN_E4M3;
+    assert_true(info_of(&desc).workspace_bytes >= info_of(&keys).workspace_bytes + (3 << 20));
+    expect_words(&desc, "narrowed   o of f32 to e4m3 at last, 2 MiB\n", true);
+    desc.kernel = "sm90_fallback_e4m3"; /* reads bytes, and stores them */
+    expect_words(&desc, "widened", false);
+    expect_words(&desc, "narrowed", false);
+    desc.kernel = "sm90_bf16_d64_128x64_score_mod";
+    expect_words(&desc, "kernel     sm90_bf16_d64_128x64_score_mod: asked for by name", true);
+    desc.kernel = "sm90_f16_d64_128x64_score_mod";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it does not take dtype");
+    desc.kernel = "sm90_fallback_bf16";
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it does not take dtype");
+    desc.kernel = NULL, desc.len_q = 4; /* 16 packed rows: decode reads keys as they are */
+    expect_why(&desc, "sm90_decode_bf16_d64_e4m3", "widened    q of e4m3, times its scales, to bf16 first");
+    expect_words(&desc, "widened    k v", false);
+    expect_words(&desc, "addresses  k v are", true);
+    desc.len_q = 512, desc.flags |= ATTN_PAGED | ATTN_LENS_KV;
+    desc.pages = 1000, desc.page_size = 16, desc.table_width = 256;
+    expect_why(&desc, "sm90_bf16_d64_128x64_score_mod_paged", "widened    k v of e4m3 to bf16 first");
+    desc = small();
+    desc.dtype = desc.out_dtype = ATTN_E4M3, desc.len_q = desc.len_kv = 4096, desc.dim_qk = 128; /* fast, but for o */
+    expect_why(&desc, "sm90_e4m3_d128_128x128", "narrowed   o of f32 to e4m3 at last");
+    expect_words(&desc, "widened", false);
+    desc.dim_qk = 264;
+    expect_why(&desc, "sm90_fallback_e4m3", "the only one that computes this");
+    end_context(context);
+}
+
+/* Scales of blocks and channels have kernels of their own; of single rows, and with a softcap, those of bf16 have them.
  * Query heads share a Q tile where its rows have one scale. */
 static void scales_of_blocks_find_their_kernels(void **state)
 {
@@ -417,14 +489,16 @@ static void scales_of_blocks_find_their_kernels(void **state)
     desc.kernel = "sm90_e4m3_d128_128x128_block_scales", desc.v_scale_stride[3] = 0;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it is for scales of blocks of rows or of channels");
     desc.kernel = NULL, desc.q_scale_rows = 1, desc.q_scale_stride[1] = 1;
-    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_e4m3");
+    expect_words(&desc, "kernel     sm90_bf16_d128_", true);
     desc.q_scale_rows = 64, desc.flags |= ATTN_SOFTCAP, desc.softcap = 30;
-    assert_string_equal(info_of(&desc).kernel, "sm90_fallback_e4m3");
+    expect_words(&desc, "kernel     sm90_bf16_d128_", true);
     desc.flags &= ~(uint32_t)ATTN_SOFTCAP, desc.softcap = 0, desc.strategy = "pack-gqa";
+    desc.kernel = "sm90_e4m3_d128_128x128_block_scales";
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
             "pack-gqa: blocks of query rows have scales of their own");
     desc.len_q = 64;
     assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x128_block_scales");
+    desc.kernel = NULL;
     desc.strategy = NULL, desc.batch = 64, desc.len_q = 96, desc.q_scale_heads = desc.heads_kv,
     desc.flags &= ~(uint32_t)ATTN_CAUSAL;
     expect_words(&desc, "of 4 heads (PackGQA)", false);
@@ -541,6 +615,7 @@ int main(void)
         cmocka_unit_test(bits_of_the_last_keys_are_widened),
         cmocka_unit_test(keys_of_a_byte_are_widened),
         cmocka_unit_test(pages_of_bytes_hold_whole_boxes),
+        cmocka_unit_test(queries_of_a_byte_are_widened),
         cmocka_unit_test(scales_of_blocks_find_their_kernels),
         cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(features_are_predicted_as_measured),

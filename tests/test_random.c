@@ -60,15 +60,16 @@ static void everything_is_drawn(void **state)
     (void)state;
     enum { FEW_ROWS, FEW_KEYS, EMPTY, NAMED, PLANNED, STRIDED, SHIFTED, UNEQUAL, MANY_HEADS, TILE_EDGE, SHAPES };
     int shapes[SHAPES] = { 0 }, layouts[CHECK_LAYOUT_COUNT] = { 0 }, data[CHECK_DATA_COUNT] = { 0 };
-    int kinds[2][ATTN_I8 + 1] = { { 0 } }, bytes[ATTN_I8 + 1] = { 0 }, outputs[ATTN_I8 + 1] = { 0 };
+    int kinds[2][ATTN_I8 + 1] = { { 0 } }, bytes[ATTN_I8 + 1] = { 0 }, outputs[2][ATTN_I8 + 1] = { { 0 } };
     uint32_t flags[2] = { 0 }, cpu_flags[2] = { 0 };
     for (uint64_t n = 0; n < 5000; n++) {
         attn_desc d;
         check_options o;
         check_random_problem(&small, n, &d, &o);
         cpu_flags[d.direction] |= d.flags;
-        bytes[d.kv_dtype]++, bytes[0] += d.dtype == ATTN_E4M3, outputs[d.out_dtype]++;
+        bytes[d.kv_dtype]++, bytes[0] += d.dtype == ATTN_E4M3, outputs[0][d.out_dtype]++;
         check_random_problem(&large, n, &d, &o);
+        outputs[1][d.out_dtype] += d.dtype == ATTN_E4M3;
         flags[d.direction] |= d.flags;
         kinds[d.direction][d.dtype]++, layouts[o.layout]++, data[o.data]++;
         shapes[FEW_ROWS] += d.len_q <= 33 && d.len_kv >= 1024;
@@ -83,15 +84,16 @@ static void everything_is_drawn(void **state)
     const uint32_t parts = ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD; /* which a GPU does not take */
     for (int direction = 0; direction < 2; direction++) {
         assert_int_equal(flags[direction], direction ? (2 * ATTN_POSITIONS - 1) & ~ATTN_PAGED
-                                                     : (2 * ATTN_POSITIONS - 1) | ATTN_SCALES_KV);
+                                                     : 2 * ATTN_SCALES_Q - 1);
         assert_int_equal(cpu_flags[direction], direction ? ((2 * ATTN_POSITIONS - 1) & ~ATTN_PAGED) | parts
                                                          : (2 * ATTN_SCALES_Q - 1) | ATTN_DROPOUT_BASES);
         for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
             assert_true(kinds[direction][dtype] > 300);
     }
     assert_true(bytes[0] > 100 && bytes[ATTN_E4M3] > 100 && bytes[ATTN_I8] > 100);
-    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
-        assert_true(outputs[dtype] > 20 && outputs[ATTN_E4M3] > 20);
+    for (int gpu = 0; gpu < 2; gpu++)
+        for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
+            assert_true(outputs[gpu][dtype] > 20 && outputs[gpu][ATTN_E4M3] > 20);
     int kernels; /* 0 in a library without CUDA: none can be named */
     attn_cuda_kernels(&kernels);
     for (int i = 0; i < SHAPES; i++)

@@ -5,6 +5,7 @@
 #include "kv/op.h"
 #include "cuda/arch.h"
 #include "cuda/branches.h"
+#include "cuda/inner.h"
 #include "cuda/load.h"
 
 const attn_cuda_image attn_cuda_images[] = { { NULL, NULL, NULL } };
@@ -72,6 +73,24 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *
 {
     (void)kernel, (void)desc;
     return "this library was built without CUDA (ATTN_CUDA=OFF)";
+}
+
+bool attn_cuda_has_inner(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    (void)kernel, (void)desc;
+    return false;
+}
+
+const attn_desc *attn_cuda_problem_of(const attn_cuda_kernel *kernel, const attn_desc *desc, attn_desc *inner)
+{
+    (void)kernel, (void)inner;
+    return desc;
+}
+
+const attn_cuda_pass *attn_cuda_pass_for(const attn_cuda_kernel *kernel, const attn_desc *desc)
+{
+    (void)kernel, (void)desc;
+    return NULL; /* of no kernel */
 }
 
 static attn_status refuse(void)

@@ -28,6 +28,7 @@ typedef struct attn_cuda_choice {
 /* What the plans of all architectures begin with. */
 typedef struct attn_cuda_plan {
     unsigned long long context; /* that the functions live in */
+    bool holds_q;               /* q is a packed copy at a multiple of 16, whatever the descriptor's alignment */
     const attn_cuda_driver *driver;
     attn_cuda_choice chosen;
     attn_overrides decided; /* all that the choice decides */
@@ -63,8 +64,8 @@ typedef struct attn_cuda_pass {
     size_t plan_size; /* bytes of its plan; nothing in it needs freeing but itself */
     attn_cuda_predict *predict;
 
-    /* plan: zero but for context, driver, and chosen.kernel, which was predicted. Sets all the rest; loads functions.
-     */
+    /* plan: zero but for context, holds_q, driver, and chosen.kernel, which was predicted. Sets all the rest; loads
+     * functions. */
     attn_status (*create)(const attn_cuda_problem *problem, const attn_cuda_context *context, attn_cuda_plan *plan);
 
     /* Arguments have been checked; the plan's context is current. Only puts work into the stream. */

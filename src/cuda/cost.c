@@ -26,6 +26,12 @@ const attn_machine *attn_machine_of_gpu(void)
     return attn_cuda_machine_of(&gpus->device[device]);
 }
 
+double attn_cuda_converting_seconds(const attn_cuda_device *device, double bytes)
+{
+    const double launch = 3e-6, share = 0.4; /* of memory's bandwidth; [m] 0.28 to 0.38 with half as many CTAs an SM */
+    return launch + bytes / (share * attn_cuda_bandwidth(device, "l2"));
+}
+
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *name)
 {
     const attn_machine_level *level = attn_machine_level_named(attn_cuda_machine_of(device), name);

@@ -241,7 +241,7 @@ static attn_status run(const attn_cuda_call *c)
     attn_cuda_bind(d, a, &p.base);
     p.scales = attn_cuda_scales_of(d, a);
     if (!is_aligned(a->q) || !is_aligned(a->k) || !is_aligned(a->v) || !lies_well(d))
-        return attn_cuda_run_fallback(c, &plan->fallback, &p.base);
+        return attn_cuda_run_fallback(c, &plan->fallback, &p.base, NULL);
     shape->partial_o = attn_cuda_at(c, plan->partial_o), shape->partial_lse = attn_cuda_at(c, plan->partial_lse);
     shape->o_wide = is_aligned(a->o) && attn_cuda_o_is_even(d), p.arrivals = attn_cuda_at(c, plan->arrivals);
     return attn_cuda_launch_variant(c, plan->variant, plan->grid, &p);
@@ -268,7 +268,7 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
     attn_say(words, "L2         gives up keys and values before other lines where they are at most ");
     attn_say_bytes(words, (double)own->params.passing_units * (double)unit_bytes(d, k, own->params.part_tiles));
     attn_say(words, "\n");
-    attn_say(words, "addresses  q k v");
+    attn_say(words, "addresses %s k v", own->base.holds_q ? "" : " q");
     attn_cuda_say_fallback(&own->fallback, words);
 }
 

@@ -26,12 +26,12 @@ attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn
 }
 
 attn_status attn_cuda_run_fallback(const attn_cuda_call *c, const attn_cuda_fallback_kernel *f,
-                                   const attn_cuda_params *p)
+                                   const attn_cuda_params *p, const unsigned *unfit)
 {
     const attn_desc *d = &c->plan->desc;
-    attn_cuda_scaled_params scaled = { *p, attn_cuda_scales_of(d, c->args) };
+    attn_cuda_fallback_params params = { *p, attn_cuda_scales_of(d, c->args), unfit };
     return attn_cuda_launch(c, "the fallback", f->function, attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
-                            d->heads_q, d->batch, 256, &scaled);
+                            d->heads_q, d->batch, 256, &params);
 }
 
 void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *f, attn_text_buffer *words)

@@ -16,9 +16,9 @@ attn_status attn_cuda_load_fallback(const attn_cuda_problem *problem, const attn
                                     const attn_cuda_kernel *chosen, const char *stem,
                                     attn_cuda_fallback_kernel *fallback);
 
-/* params: bound. */
+/* params: bound. unfit: NULL, or a word in device memory: where it is 0, nothing is computed. */
 attn_status attn_cuda_run_fallback(const attn_cuda_call *call, const attn_cuda_fallback_kernel *fallback,
-                                   const attn_cuda_params *params);
+                                   const attn_cuda_params *params, const unsigned *unfit);
 
 /* The end of a sentence that begins with tensors. */
 void attn_cuda_say_fallback(const attn_cuda_fallback_kernel *fallback, attn_text_buffer *words);

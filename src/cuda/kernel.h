@@ -142,7 +142,8 @@ bool attn_cuda_bias_is_even(const attn_desc *desc);
 /* Why a kernel cannot compute a problem on any device, however it is planned; NULL: it can. desc: resolved. */
 const char *attn_cuda_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc);
 
-/* The same as to scales and outputs of one byte alone, which no flag tells apart. */
+/* The same as to scales and outputs of one byte alone, which no flag tells apart. A kernel that stores o in another
+ * type may still take the problem by way of an inner one (inner.h). */
 const char *attn_cuda_bytes_obstacle(const attn_cuda_kernel *kernel, const attn_desc *desc);
 
 /* All architectures, and their number. */

@@ -1,6 +1,6 @@
 /* The CUDA backend: a plan is made for the current context. It takes the kernel that is predicted the fastest among
  * those of the device's architecture (arch.h), which does the rest. */
-#include "cuda/arch.h"
+#include "cuda/inner.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,16 +65,18 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
     attn_cuda_choice waits = { .kernel = NULL }; /* the best of those that NVRTC would compile, if it were there */
     for (int i = 0; i < count; i++) {
         attn_cuda_choice c;
+        attn_desc inner;
         const attn_cuda_kernel *k = &kernels[i];
         if (d->kernel ? strcmp(k->name, d->kernel) != 0 : attn_cuda_direction(k) != d->direction || k->arch != arch)
             continue;
         named = k;
-        why_not = k->arch != arch ? "it is for another architecture" : attn_cuda_obstacle(k, d);
-        if (!why_not && !attn_cuda_pass_of(k)->predict(problem, k, &c)) {
+        const attn_desc *own = attn_cuda_problem_of(k, d, &inner);
+        why_not = k->arch != arch ? "it is for another architecture" : attn_cuda_obstacle(k, own);
+        if (!why_not && !attn_cuda_pass_for(k, d)->predict(problem, k, &c)) {
             why_not = c.why_not;
             if (!strategy) strategy = why_not;
         }
-        if (why_not && k->paged && d->flags & ATTN_PAGED && k->dtype == d->dtype) paged = why_not;
+        if (why_not && k->paged && d->flags & ATTN_PAGED && k->dtype == own->dtype) paged = why_not;
         if (!why_not && attn_cuda_is_variant(k) && !attn_cuda_can_load(k)) { /* of a fallback its load says so */
             why_not = "NVRTC compiles it when it is asked for, and is not there";
             if (!waits.kernel || compared_seconds(&c) < compared_seconds(&waits)) waits = c;
@@ -101,15 +103,16 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
 
 static const attn_cuda_pass *pass_of(const attn_plan *plan)
 {
-    return attn_cuda_pass_of(attn_cuda_plan_of(plan)->chosen.kernel);
+    return attn_cuda_pass_for(attn_cuda_plan_of(plan)->chosen.kernel, &plan->desc);
 }
 
 static attn_status allocate(const attn_cuda_problem *problem, const attn_cuda_context *context,
                             const attn_cuda_choice *chosen, attn_cuda_plan **out)
 {
-    const attn_cuda_pass *pass = attn_cuda_pass_of(chosen->kernel);
-    attn_cuda_plan *cuda = calloc(1, pass->plan_size);
-    if (!cuda) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", pass->plan_size);
+    const attn_cuda_pass *pass = attn_cuda_pass_for(chosen->kernel, problem->desc);
+    size_t size = attn_cuda_plan_size(chosen->kernel, problem->desc);
+    attn_cuda_plan *cuda = calloc(1, size);
+    if (!cuda) return attn_fail(ATTN_NO_MEMORY, "no memory for a plan (%zu bytes)", size);
     cuda->context = context->id;
     cuda->driver = &context->machine->driver;
     cuda->chosen.kernel = chosen->kernel;

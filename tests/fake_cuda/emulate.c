@@ -443,17 +443,14 @@ static void fallback(const char *symbol, uint32_t kv_dtypes, const CUlaunchConfi
                 symbol, "grid");
     fake_expect(config->gridDimY == (unsigned)p->shape.heads_q && config->gridDimZ == (unsigned)p->shape.batch, symbol,
                 "grid");
+    const unsigned *unfit = ((const attn_cuda_fallback_params *)(const void *)p)->unfit;
+    if (unfit && !*unfit) return;
     fake_take(p, fake_dtype_of(symbol), &d, &a);
-    take_scales(&((const attn_cuda_scaled_params *)(const void *)p)->scales, &d, &a);
+    take_scales(&((const attn_cuda_fallback_params *)(const void *)p)->scales, &d, &a);
     fake_expect(kv_dtypes >> d.kv_dtype & 1, symbol, "kv_dtype");
     fake_take_tensors(p, &d, &a);
     take_cache(&p->cache, &d, &a);
     fake_compute(symbol, &d, &a);
-}
-
-static void unwidened(const char *symbol, const CUlaunchConfig *config, const attn_cuda_unwidened_params *p)
-{
-    if (*p->unfit) fallback(symbol, 1u << ATTN_E4M3 | 1u << ATTN_I8, config, &p->problem.common);
 }
 
 /* Only marks its memory, from end to end. */
@@ -491,9 +488,8 @@ size_t fake_params_size(const char *symbol, const void *params)
     const attn_sm90_params *p = params;
     size_t around = fake_around_params_size(symbol), backward = fake_backward_params_size(symbol, k);
     if (around || backward) return around ? around : backward;
-    if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0) return sizeof(attn_cuda_unwidened_params);
     if (k && k->form == ATTN_CUDA_DECODE) return sizeof(attn_decode_params);
-    if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_scaled_params);
+    if (k && k->form != ATTN_CUDA_FORWARD) return sizeof(attn_cuda_fallback_params);
     fake_map q;
     memcpy(&q, &p->q_map, sizeof q);
     bool paged = p->shape.flags & ATTN_PAGED;
@@ -514,8 +510,6 @@ void fake_launch(const char *symbol, const CUlaunchConfig *config, const void *p
         decode(symbol, k, config, params);
     else if (k)
         fallback(symbol, k->kv_dtypes, config, params);
-    else if (strncmp(symbol, "attn_sm90_unwidened_", 20) == 0)
-        unwidened(symbol, config, params);
     else if (strncmp(symbol, "attn_sm90_combine_", 18) == 0)
         combine(symbol, config, params);
     else

@@ -154,15 +154,28 @@ static void widen_head(const attn_cuda_widen_params *p, const attn_cuda_widened 
                        int64_t plane, int64_t line, int64_t row, int64_t head, int64_t to)
 {
     int64_t at = plane * w->stride[0] + line * w->stride[1] + head * w->stride[2],
-            out = (to * p->shape.heads_kv + head) * w->pieces * ATTN_CUDA_WIDEN_COLUMNS;
+            out = (to * w->heads + head) * w->pieces * ATTN_CUDA_WIDEN_COLUMNS,
+            group = p->queries && w->scale.of_kv_heads ? p->shape.heads_q / p->shape.heads_kv : 1;
     bool of_page = p->shape.flags & ATTN_PAGED && w->scale.rows;
     float most = dtype == ATTN_F16 ? 128 : 0x1p100f, least = dtype == ATTN_F16 ? 0x1p-16f : 0x1p-100f;
     for (int64_t i = 0; i < w->pieces * ATTN_CUDA_WIDEN_COLUMNS; i++) {
-        float scale = widening_scale(&w->scale, of_page ? plane : batch, row, head, i < w->dim ? i : 0), x = 0;
-        if (i < w->dim) x = attn_load_scalar((attn_dtype)p->kv_dtype, w->in, at + i);
+        float scale = widening_scale(&w->scale, of_page ? plane : batch, row, head / group, i < w->dim ? i : 0), x = 0;
+        if (i < w->dim) x = attn_load_scalar((attn_dtype)p->in_dtype, w->in, at + i);
         if (scale != 1 && (fabsf(scale) > most || (fabsf(scale) < least && x != 0))) *p->unfit = 1;
         attn_store_scalar(dtype, w->out, out + i, i < w->dim ? x * scale : 0);
     }
+}
+
+/* The rows of q that a sequence has. */
+static void widen_rows(const attn_cuda_widen_params *p, attn_dtype dtype, int64_t batch)
+{
+    bool varlen = p->shape.flags & ATTN_VARLEN;
+    int64_t start = varlen ? p->shape.cu_lens_q[batch] : 0, plane = varlen ? 0 : batch,
+            len_q = varlen ? p->shape.cu_lens_q[batch + 1] - start : p->shape.len_q;
+    if (p->shape.lens_q && p->shape.lens_q[batch] < len_q) len_q = p->shape.lens_q[batch];
+    for (int64_t i = 0; i < len_q * p->shape.heads_q; i++)
+        widen_head(p, &p->of[0], dtype, batch, plane, start + i / p->shape.heads_q, i / p->shape.heads_q,
+                   i % p->shape.heads_q, plane * p->rows + start + i / p->shape.heads_q);
 }
 
 /* All keys of a sequence, whatever its rows see, but for those in no page. */
@@ -190,20 +203,44 @@ static void widen_sequence(const attn_cuda_widen_params *p, attn_dtype dtype, in
 
 static void widen(const char *symbol, const CUlaunchConfig *config, const attn_cuda_widen_params *p)
 {
-    fake_expect(config->gridDimY == (unsigned)p->shape.batch && config->gridDimZ == 2 &&
+    int tensors = p->queries ? 1 : 2;
+    fake_expect(config->gridDimY == (unsigned)p->shape.batch && config->gridDimZ == (unsigned)tensors &&
                     config->blockDimX == ATTN_CUDA_WIDEN_THREADS,
                 symbol, "grid");
     bool scales = p->of[0].scale.at || p->of[1].scale.at;
     fake_expect((!scales || *p->unfit == 0) && p->tile > 0 && p->tile <= 256, symbol, "parameters");
-    for (int i = 0; i < 2; i++) {
-        int64_t of_row = (int64_t)p->shape.heads_kv * p->of[i].pieces;
+    for (int i = 0; i < tensors; i++) {
+        int64_t of_row = (int64_t)p->of[i].heads * p->of[i].pieces;
+        fake_expect(p->of[i].heads == (p->queries ? p->shape.heads_q : p->shape.heads_kv), symbol, "heads");
         fake_expect(p->of[i].pieces == attn_ceil_div(p->of[i].dim, ATTN_CUDA_WIDEN_COLUMNS) &&
                         (uintptr_t)p->of[i].out % 16 == 0,
                     symbol, "pieces");
         fake_expect(p->block_rows == 1 || p->block_rows * of_row <= ATTN_CUDA_WIDEN_PIECES, symbol, "rows of a block");
     }
     for (int64_t b = 0; b < p->shape.batch && fake_computes(); b++)
-        widen_sequence(p, fake_dtype_of(symbol), b);
+        (p->queries ? widen_rows : widen_sequence)(p, fake_dtype_of(symbol), b);
+}
+
+static void narrow(const char *symbol, const CUlaunchConfig *config, const attn_cuda_narrow_params *p)
+{
+    bool varlen = p->shape.flags & ATTN_VARLEN;
+    fake_expect(config->gridDimY == (unsigned)p->shape.batch && config->gridDimZ == 1 &&
+                    config->blockDimX == ATTN_CUDA_WIDEN_THREADS,
+                symbol, "grid");
+    fake_expect(p->pieces == attn_ceil_div(p->shape.dim_v, ATTN_CUDA_NARROW_COLUMNS) && (uintptr_t)p->in % 16 == 0,
+                symbol, "pieces");
+    for (int64_t b = 0; b < p->shape.batch && fake_computes(); b++) {
+        int64_t start = varlen ? p->shape.cu_lens_q[b] : 0, plane = varlen ? 0 : b,
+                len_q = varlen ? p->shape.cu_lens_q[b + 1] - start : p->shape.len_q;
+        if (p->shape.lens_q && p->shape.lens_q[b] < len_q) len_q = p->shape.lens_q[b];
+        for (int64_t i = 0; i < len_q * p->shape.heads_q * p->shape.dim_v; i++) {
+            int64_t c = i % p->shape.dim_v, head = i / p->shape.dim_v % p->shape.heads_q,
+                    row = start + i / p->shape.dim_v / p->shape.heads_q,
+                    at = ((plane * p->rows + row) * p->shape.heads_q + head) * p->shape.dim_v + c,
+                    o = plane * p->shape.o_stride[0] + row * p->shape.o_stride[1] + head * p->shape.o_stride[2] + c;
+            attn_store_scalar(fake_dtype_of(symbol), p->shape.o, o, p->in[at] / (p->scale ? *p->scale : 1));
+        }
+    }
 }
 
 static void copy_tensor(const char *symbol, const attn_sm90_copy *c)
@@ -268,6 +305,7 @@ size_t fake_around_params_size(const char *symbol)
     if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
     if (strcmp(symbol, "attn_sm90_widen_bits") == 0) return sizeof(attn_sm90_widen_params);
     if (strncmp(symbol, "attn_sm90_widen_", 16) == 0) return sizeof(attn_cuda_widen_params);
+    if (strncmp(symbol, "attn_sm90_narrow_", 17) == 0) return sizeof(attn_cuda_narrow_params);
     if (strncmp(symbol, "attn_merge_", 11) == 0) return sizeof(attn_cuda_merge_params);
     return 0;
 }
@@ -286,6 +324,8 @@ bool fake_launch_around(const char *symbol, const CUlaunchConfig *config, const 
         widen_bits(symbol, config, params);
     else if (strncmp(symbol, "attn_sm90_widen_", 16) == 0)
         widen(symbol, config, params);
+    else if (strncmp(symbol, "attn_sm90_narrow_", 17) == 0)
+        narrow(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_repack") == 0)
         repack(symbol, config, params);
     else if (strncmp(symbol, "attn_merge_", 11) == 0)

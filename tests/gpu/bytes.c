@@ -163,6 +163,7 @@ static void make(bytes_problem *p)
     if (d->flags & ATTN_LENS_KV) a->lens_kv = lengths_of(p, d->len_kv, 0, false);
     if (d->flags & ATTN_PAGED) a->page_table = page_table_of(p);
     bool signs = p->data == NORMAL, needle = p->data == NEEDLE || p->data == RISING;
+    const int64_t one[] = { 1, 1, 1, 1 }, none[4] = { 0 };
     int64_t group = d->heads_q / d->heads_kv;
     attn_shape scales = attn_scale_shape_of(d);
     if (d->flags & ATTN_SCALES_Q) a->q_scale = scales_of(p, scales.q, d->q_scale_stride, signs);
@@ -170,6 +171,7 @@ static void make(bytes_problem *p)
         a->k_scale = scales_of(p, scales.k, d->k_scale_stride, signs || needle),
         a->v_scale = scales_of(p, scales.v, d->v_scale_stride, signs);
     if (p->data == SPOILT) spoil(p);
+    if (d->out_dtype == ATTN_E4M3) a->o_scale = scales_of(p, one, none, false);
     a->lse = room(planes(d) * d->heads_q * shape.q[1] * 4, 0xff);
     for (int64_t b = 0; b < d->batch; b++) {
         span s = span_of(d, a, b);
@@ -230,8 +232,9 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     int64_t kv = h / (d->heads_q / d->heads_kv);
     double of_row = (double)d->scale * (a->q_scale ? (double)a->q_scale[attn_q_scale_at(d, b, h, i)] : 1);
     double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
+    double o_scale = a->o_scale ? (double)*a->o_scale : 1;
     for (int64_t c = 0; c < d->dim_v; c++)
-        value[c] = a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1,
+        value[c] = (a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1) / o_scale,
         known[c] = isnan(value[c]) ? 0 : value[c];
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
@@ -342,9 +345,9 @@ static error compare(const bytes_problem *p, bool cuts)
 
 static void end(bytes_problem *p)
 {
-    const void *all[] = { p->args.q,         p->args.k,          p->args.v,         p->args.o,       p->args.lse,
-                          p->args.lens_q,    p->args.lens_kv,    p->args.q_scale,   p->args.k_scale, p->args.v_scale,
-                          p->args.cu_lens_q, p->args.cu_lens_kv, p->args.page_table };
+    const void *all[] = { p->args.q,         p->args.k,          p->args.v,          p->args.o,       p->args.lse,
+                          p->args.lens_q,    p->args.lens_kv,    p->args.q_scale,    p->args.k_scale, p->args.v_scale,
+                          p->args.cu_lens_q, p->args.cu_lens_kv, p->args.page_table, p->args.o_scale };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free((void *)(uintptr_t)all[i]);
 }
@@ -448,7 +451,7 @@ static void put_in_pages(attn_desc *d, int64_t size)
 static void check_random(const attn_cuda_kernel *k, uint64_t seed)
 {
     static const int64_t pages[] = { 16, 64, 8, 128, 24, 256, 200 };
-    static const attn_dtype outs[] = { 0, 0, ATTN_BF16, ATTN_F16, ATTN_F32 };
+    static const attn_dtype outs[] = { 0, ATTN_E4M3, ATTN_BF16, ATTN_F16, ATTN_F32 };
     static const int64_t ratios[] = { 1, 1, 2, 5 };
     uint64_t s = seed * 104729 + 17;
     attn_desc d = { .batch = pick(&s, 1, 3), .heads_kv = pick(&s, 1, 2) };

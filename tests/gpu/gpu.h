@@ -44,9 +44,9 @@ void masks_of_spans(const attn_cuda_kernel *k);
 /* Tensors that are copied first: 2 to 14 bytes beside multiples of 16, some in rows of no whole 16 bytes. */
 void odd_addresses(const attn_cuda_kernel *k);
 
-/* Keys of a byte whose scales are as usual, and beyond what the type of the queries holds: kernels of the forward that
- * widen them. */
-void scales_of_keys(const attn_cuda_kernel *k);
+/* Keys, and queries, of a byte whose scales are as usual, and beyond what the kernel's type holds: kernels of the
+ * forward that take them widened. */
+void scales_of_bytes(const attn_cuda_kernel *k);
 
 /* Keys of a byte of which rows see a few in the midst: neither first nor last KV tile begins or ends there. */
 void windows_of_bytes(const attn_cuda_kernel *k);

@@ -101,7 +101,7 @@ int main(int argc, char **argv)
         bits_and_lists(k);
         masks_of_spans(k);
         odd_addresses(k);
-        scales_of_keys(k);
+        scales_of_bytes(k);
         windows_of_bytes(k);
         bool backward = attn_cuda_direction(k) == ATTN_BACKWARD;
         if (k->needs && (backward || k->needs != ATTN_BIAS)) continue; /* its schedule and tiles are a plain kernel's */

@@ -24,6 +24,7 @@ void set_pages(attn_desc *d, int64_t size)
 
 void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts)
 {
+    static const attn_dtype outs[] = { ATTN_E4M3, ATTN_F16, ATTN_BF16 };
     check_problem problem;
     char name[CHECK_NAME];
     attn_plan *plan;
@@ -34,11 +35,14 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     if (!desc.kv_dtype && k->kv_dtypes >> ATTN_I8 & 1 && k->tma &&
         options.seed / 4 % 4 == 3) /* widened, now of this type, now of that */
         desc.kv_dtype = options.seed / 16 % 2 ? ATTN_E4M3 : ATTN_I8;
+    bool queries = k->dtype == ATTN_BF16 && desc.kv_dtype == ATTN_E4M3 && options.seed / 32 % 2; /* these, too */
     check_problem_add(&desc, k->needs & ~desc.flags);
     if (!desc.dim_qk) desc.dim_qk = k->dim;
     if (!desc.dim_v) desc.dim_v = k->dim_v;
     if (k->paged && !desc.page_size) set_pages(&desc, page_sizes[options.seed / 4 % 12]);
-    if (desc.kv_dtype) check_grid_scales((int)(options.seed / 4), &desc);
+    if (queries) desc.dtype = ATTN_E4M3;
+    if (queries && !(desc.flags & ATTN_OUT_F32)) desc.out_dtype = outs[options.seed / 64 % 3];
+    if (desc.kv_dtype) check_grid_scales((int)(options.seed / (queries ? 64 : 4)), &desc);
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());
@@ -56,7 +60,7 @@ void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options optio
     alarm(0); /* the reference takes its time */
     result(!status, "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, attn_error());
     if (!status) {
-        problem.options.widens = check_kernel_widens(k, &problem.resolved);
+        check_problem_of_kernel(&problem, k);
         check_reference reference = check_reference_create(&problem);
         check_error error = check_compare_again(&problem, check_compare(&problem, &reference));
         result(!error.message[0], "%s, %lld x %lld, flags 0x%x: %s", k->name, len_q, len_kv, desc.flags, error.message);

@@ -47,7 +47,7 @@ DEVICE long long shared_place(key_place at, const long long *stride, int from)
 
 DEVICE const attn_cuda_scales *scales_of(const attn_cuda_params *p)
 {
-    return &((const attn_cuda_scaled_params *)p)->scales;
+    return &((const attn_cuda_fallback_params *)p)->scales;
 }
 
 /* Of elements of a byte: the scales of a row of q, and of a key; the key's place is a page's slot with ATTN_PAGED. */
@@ -166,7 +166,7 @@ template <int dtype, int kv> DEVICE void attend_row(const attn_cuda_params *para
     }
 }
 
-/* params: the first part of attn_cuda_scaled_params. */
+/* params: the first part of attn_cuda_fallback_params. */
 template <int dtype> DEVICE void attend_row(const attn_cuda_params *params)
 {
     int kv = scales_of(params)->kv_dtype;

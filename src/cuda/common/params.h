@@ -8,7 +8,7 @@
  * Kernels that every architecture makes of this folder's headers, each with its parameter struct as the only argument
  * (__grid_constant__); they take every feature, dtype, stride and dim to ATTN_CUDA_DIM_MOST, and are not fast:
  *
- *   attn_<arch>_fallback_<dtype>: the forward. attn_cuda_scaled_params; grid (ceil(len_q / 8), heads_q, batch), block
+ *   attn_<arch>_fallback_<dtype>: the forward. attn_cuda_fallback_params; grid (ceil(len_q / 8), heads_q, batch), block
  * 256.
  *
  *   attn_<arch>_backward_fallback_q_<dtype>: dQ, parts of grad_alibi. attn_cuda_backward_params; grid (ceil(len_q / 8),
@@ -149,11 +149,13 @@ typedef struct attn_cuda_params {
     attn_cuda_kv_cache cache;
 } attn_cuda_params;
 
-/* Of a kernel whose q is E4M3, and of the fallback kernels, whose k and v may have a byte. */
-typedef struct attn_cuda_scaled_params {
+/* Of the fallback kernels, whose q, k and v may have a byte. unfit: NULL, or a word of what was widened before
+ * (widen_params.h): where it is 0, nothing is computed. */
+typedef struct attn_cuda_fallback_params {
     attn_cuda_params common;
     attn_cuda_scales scales;
-} attn_cuda_scaled_params;
+    const unsigned *unfit;
+} attn_cuda_fallback_params;
 
 /* ---- backward ------------------------------------------------------------------------------ */
 

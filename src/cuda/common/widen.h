@@ -1,6 +1,6 @@
-/* Keys and values of a byte, times their scales, in a 16-bit type: a copy in the workspace, for kernels that take that
- * type alone. Bytes are exact in it, and so are their products with powers of two; other products are rounded once.
- * Where a scale is beyond what the type holds, `unfit` says so and the copy does not count. Grid: widen_params.h. */
+/* Elements of a byte, times their scales, in a 16-bit type: a copy in the workspace, for kernels that take that type
+ * alone. Bytes are exact in it, and so are their products with powers of two; other products are rounded once. Where a
+ * scale is beyond what the type holds, `unfit` says so and the copy does not count. Grid: widen_params.h. */
 #ifndef ATTN_CUDA_COMMON_WIDEN_H
 #define ATTN_CUDA_COMMON_WIDEN_H
 
@@ -14,10 +14,10 @@
 #include "common/widen_params.h"
 
 /* A sequence: the keys that its rows see by ranges are among [lo, hi); those before `begin` and from `end` on no KV
- * tile of these has, or no page. */
+ * tile of these has, or no page. Of q: its rows from `begin` to `end`. */
 struct widened_sequence {
     int batch, lo, hi, begin, end;
-    long long plane_in, start, out; /* row of in, and of the copy, where key 0 lies */
+    long long plane_in, start, out; /* row of in, and of the copy, where key or row 0 lies */
     page_list pages;
 };
 
@@ -29,6 +29,11 @@ DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
     int len_kv, batch = s.batch = blockIdx.y,
                 len_q = min(sequence_of(shape->cu_lens_q, shape->lens_q, batch, shape->len_q).y, shape->len_q);
     if (len_q <= 0) return s;
+    if (p->queries) {
+        s.start = varlen ? clamp(shape->cu_lens_q[batch], 0, p->rows) : 0, s.end = min(len_q, p->rows - (int)s.start);
+        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * p->rows;
+        return s;
+    }
     if (shape->flags & FLAG_PAGED) {
         cached_keys keys = paged_keys_of(&p->table, shape->lens_kv, shape->len_kv, batch);
         len_kv = keys.length, s.pages = keys.pages;
@@ -64,41 +69,37 @@ DEVICE void write_ids(const attn_cuda_widen_params *p, const widened_sequence *s
         p->ids[at + i] = is_page(&p->table, s->pages.ids[i]) ? (int)(at + i) : -1;
 }
 
-/* A piece of the copy: the bytes that it comes from, and their scale, or where those of its channels are. */
+/* A piece of the copy: the bytes that it comes from, their scale, or 1 where those of channels differ, and which piece
+ * of its row it is; -1: it is not written. */
 struct widened_piece {
     u32 low, high;
     float scale;
-    const float *channels;
-    int count; /* of its columns that there are; 0: it is not written */
+    int place;
 
     /* Piece i of the rows from `key0` on. */
     INLINE void load(const attn_cuda_widen_params *p, const attn_cuda_widened *w, const widened_sequence *s, int key0,
                      int i)
     {
         const attn_cuda_scale *by = &w->scale;
-        int heads = p->shape.heads_kv, row = divided(i, w->by_row), rest = i - row * heads * w->pieces,
-            head = divided(rest, w->by_head), column = (rest - head * w->pieces) * ATTN_CUDA_WIDEN_COLUMNS,
-            key = key0 + row;
+        int row = divided(i, w->by_row), head, column, key = key0 + row;
+        place = i - row * w->heads * w->pieces, head = divided(place, w->by_head);
+        column = (place - head * w->pieces) * ATTN_CUDA_WIDEN_COLUMNS;
         long long plane = s->plane_in, line = s->start + key, block_plane = s->batch;
-        int slot = key;
-        count = min(w->dim - column, ATTN_CUDA_WIDEN_COLUMNS);
-        low = high = 0, scale = 1, channels = NULL;
+        int slot = key, count = min(w->dim - column, ATTN_CUDA_WIDEN_COLUMNS);
+        low = high = 0, scale = 1;
         if (p->shape.flags & FLAG_PAGED) {
             int entry = divided(key, p->by_page);
             plane = s->pages.ids[entry], line = slot = key - entry * (int)p->table.page_size;
             if (by->rows) block_plane = plane;
             if (!is_page(&p->table, plane)) {
-                count = 0;
+                place = -1;
                 return;
             }
         }
-        if (by->at) {
+        if (by->at && !by->stride[3]) {
             int block = by->rows ? slot >> (__ffs(by->rows) - 1) : 0;
-            const float *at = by->at + block_plane * by->stride[0] + block * by->stride[1] + head * by->stride[2];
-            if (by->stride[3])
-                channels = at + column * by->stride[3];
-            else
-                scale = *at;
+            scale = by->at[block_plane * by->stride[0] + block * by->stride[1] +
+                           divided(head, w->by_group) * by->stride[2]];
         }
         const unsigned char *from =
             (const unsigned char *)w->in + plane * w->stride[0] + line * w->stride[1] + head * w->stride[2] + column;
@@ -112,42 +113,53 @@ struct widened_piece {
             if (j < count) (j < 4 ? low : high) |= (u32)from[j] << j % 4 * 8;
     }
 
-    /* Writes it. step: of channels. True: a scale is beyond dtype, and elements are not zeros. */
-    template <int dtype, int kv> INLINE bool store(uint4 *out, long long step) const
+    /* Writes it. True: a scale is beyond dtype, and elements are not zeros. */
+    template <int dtype, int in> INLINE bool store(const attn_cuda_widened *w, int batch, uint4 *out) const
     {
         /* Twice the greatest element that a scale may have, 2^8 of f16's 2^16; the least still leaves f16 eight bits
          * of an integer. */
         const float most = dtype == F16 ? 128 : 0x1p100f, least = dtype == F16 ? 0x1p-16f : 0x1p-100f;
+        const long long step = w->scale.stride[3]; /* of channels, whose scales have no blocks */
         u32 halves[4], words[4];
-        bool beyond = false;
-        if (count == 0) return false;
-        halves_of_bytes<kv>(low, &halves[0], &halves[1]);
-        halves_of_bytes<kv>(high, &halves[2], &halves[3]);
+        if (place < 0) return false;
+        halves_of_bytes<in>(low, &halves[0], &halves[1]);
+        halves_of_bytes<in>(high, &halves[2], &halves[3]);
+        bool some = (low | high) & (in == E4M3 ? 0x7f7f7f7f : ~0u),
+             beyond = fabsf(scale) > most || (fabsf(scale) < least && some);
+        int head = divided(place, w->by_head), column = (place - head * w->pieces) * ATTN_CUDA_WIDEN_COLUMNS,
+            count = min(w->dim - column, ATTN_CUDA_WIDEN_COLUMNS);
+        const float *channels = w->scale.at + batch * w->scale.stride[0] + head * w->scale.stride[2] + column * step;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float x[2];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                int column = 2 * i + j;
-                float by = channels && column < count ? channels[column * step] : scale, size = fabsf(by);
+                float by = scale;
                 x[j] = half_to_float((unsigned short)(halves[i] >> 16 * j));
-                beyond = beyond || size > most || (size < least && x[j] != 0);
-                x[j] = column < count ? __fmul_rn(x[j], by) : 0;
+                if (w->scale.at && step) {
+                    by = 2 * i + j < count ? channels[(2 * i + j) * step] : 1;
+                    beyond = beyond || fabsf(by) > most || (fabsf(by) < least && x[j] != 0);
+                }
+                x[j] = __fmul_rn(x[j], by);
             }
             words[i] = pack_as(dtype, x[0], x[1]);
         }
+        if (count < ATTN_CUDA_WIDEN_COLUMNS) /* zero times NaN */
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                words[i] &= 2 * i + 1 < count ? ~0u : 2 * i < count ? 0xffff : 0;
         *out = make_uint4(words[0], words[1], words[2], words[3]);
         return beyond;
     }
 };
 
-/* kv: of the bytes. Each thread has several pieces on their way. */
-template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
+/* in: of the bytes. Each thread has several pieces on their way. */
+template <int dtype, int in> DEVICE void widen(const attn_cuda_widen_params *p)
 {
     enum { EACH = ATTN_CUDA_WIDEN_PIECES / ATTN_CUDA_WIDEN_THREADS };
     const attn_cuda_widened *w = &p->of[blockIdx.z];
     widened_sequence s = sequence_to_widen(p);
-    int of_row = p->shape.heads_kv * w->pieces, step = gridDim.x * p->block_rows;
+    int of_row = w->heads * w->pieces, step = gridDim.x * p->block_rows;
     bool beyond = false;
     if (p->shape.flags & FLAG_PAGED && blockIdx.z == 0) write_ids(p, &s);
     for (int key0 = s.begin + blockIdx.x * p->block_rows; key0 < s.end; key0 += step) {
@@ -159,11 +171,11 @@ template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
             for (int i = 0; i < EACH; i++) {
                 int at = first + ATTN_CUDA_WIDEN_THREADS * i;
                 x[i].load(p, w, &s, key0, min(at, count - 1));
-                if (at >= count) x[i].count = 0;
+                if (at >= count) x[i].place = -1;
             }
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                if (x[i].template store<dtype, kv>(out + first + ATTN_CUDA_WIDEN_THREADS * i, w->scale.stride[3]))
+                if (x[i].template store<dtype, in>(w, s.batch, out + first + ATTN_CUDA_WIDEN_THREADS * i))
                     beyond = true;
         }
     }
@@ -172,7 +184,7 @@ template <int dtype, int kv> DEVICE void widen(const attn_cuda_widen_params *p)
 
 template <int dtype> DEVICE void widen(const attn_cuda_widen_params *p)
 {
-    if (p->kv_dtype == E4M3)
+    if (p->in_dtype == E4M3)
         widen<dtype, E4M3>(p);
     else
         widen<dtype, I8>(p);

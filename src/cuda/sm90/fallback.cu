@@ -8,9 +8,9 @@
 /* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
 #define FORWARD_OF(dtype, name)                                                \
     extern "C" __global__ void __launch_bounds__(256)                                 \
-        attn_sm90_fallback_##name(const __grid_constant__ attn_cuda_scaled_params params) \
+        attn_sm90_fallback_##name(const __grid_constant__ attn_cuda_fallback_params params) \
     {                                                                                 \
-        attend_row<dtype>(&params.common);                                            \
+        if (!params.unfit || *params.unfit) attend_row<dtype>(&params.common);        \
     }
 
 #define KERNELS_OF(dtype, name)                                                                           \

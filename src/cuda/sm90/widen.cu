@@ -1,32 +1,27 @@
-/* Keys and values of a byte for kernels of 16 bits: a copy of them in 16 bits, and the forward of those of which there
- * is none. */
-#include "common/fallback_forward.h"
+/* Tensors of other types than a kernel takes: q, k and v of a byte in 16 bits before it, o from f32 after it. */
 #include "common/gpu.h"
+#include "common/narrow.h"
 #include "common/pages_params.h"
 #include "common/params.h"
 #include "common/widen.h"
 #include "common/widen_params.h"
 
-template <int dtype> DEVICE void attend_unwidened(const attn_cuda_scaled_params *p)
-{
-    if (p->scales.kv_dtype == E4M3)
-        attend_row<dtype, E4M3>(&p->common);
-    else
-        attend_row<dtype, I8>(&p->common);
-}
-
 /* attn_<architecture>_<stem>_<dtype>: attn_cuda_load_dtype (cuda/load.c) puts such names together. */
-#define KERNELS_OF(dtype, name)                                                              \
-    extern "C" __global__ void __launch_bounds__(ATTN_CUDA_WIDEN_THREADS, 2)                 \
-        attn_sm90_widen_##name(const __grid_constant__ attn_cuda_widen_params params)        \
-    {                                                                                        \
-        widen<dtype>(&params);                                                               \
-    }                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                        \
-        attn_sm90_unwidened_##name(const __grid_constant__ attn_cuda_unwidened_params params) \
-    {                                                                                        \
-        if (*params.unfit) attend_unwidened<dtype>(&params.problem);                         \
+#define WIDEN(dtype, name)                                                            \
+    extern "C" __global__ void __launch_bounds__(ATTN_CUDA_WIDEN_THREADS, 4)          \
+        attn_sm90_widen_##name(const __grid_constant__ attn_cuda_widen_params params) \
+    {                                                                                 \
+        widen<dtype>(&params);                                                        \
     }
 
-KERNELS_OF(F16, f16)
-KERNELS_OF(BF16, bf16)
+#define NARROW(dtype, name)                                                             \
+    extern "C" __global__ void __launch_bounds__(ATTN_CUDA_WIDEN_THREADS)               \
+        attn_sm90_narrow_##name(const __grid_constant__ attn_cuda_narrow_params params) \
+    {                                                                                   \
+        narrow<dtype>(&params);                                                         \
+    }
+
+WIDEN(F16, f16)
+WIDEN(BF16, bf16)
+NARROW(F16, f16)
+NARROW(E4M3, e4m3)

@@ -181,7 +181,7 @@ static attn_status run(const attn_cuda_call *c)
     bool wide = !attn_sm90_stores_wide(d, &plan->params.schedule) || (uintptr_t)c->args->o % 16 == 0;
     if (d->batch == 0 || d->len_q == 0) return ATTN_OK;
     if (!plan->base.variant || !wide || !attn_sm90_aligned(c))
-        return attn_cuda_run_fallback(c, &plan->base.fallback, &common);
+        return attn_cuda_run_fallback(c, &plan->base.fallback, &common, NULL);
     variant_params p = { .common = plan->params };
     const attn_cuda_params unwidened = common;
     attn_status status = plan->base.widen ? attn_sm90_widen_kv(c, &common) : ATTN_OK;

@@ -14,6 +14,12 @@ static bool widens_tensor(const attn_desc *d, const attn_cuda_kernel *k, int whi
     return (which == ATTN_SM90_K || which == ATTN_SM90_V) && attn_sm90_widens_kv(d, k);
 }
 
+/* The tensor is a copy already. */
+static bool holds(const attn_sm90_plan *plan, int which)
+{
+    return which == ATTN_SM90_Q && plan->cuda.holds_q;
+}
+
 /* The kernel that reads summaries of intervals and bits. */
 static const attn_cuda_kernel *summarised(const attn_sm90_plan *plan)
 {
@@ -24,7 +30,7 @@ void attn_sm90_start(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     for (int i = 0; i < attn_sm90_tensors(d) && k->tma; i++)
-        plan->copied[i] = !attn_sm90_tma_takes(d, i) || widens_tensor(d, k, i);
+        plan->copied[i] = widens_tensor(d, k, i) || !(attn_sm90_tma_takes(d, i) || holds(plan, i));
     attn_cuda_fill(d, summarised(plan)->kv_tile, &plan->common);
 }
 
@@ -180,18 +186,17 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
         status = attn_cuda_load(context, NULL, "attn_sm90_bit_tiles", 0, &plan->find_bit_tiles);
     if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
     if (!status && widens) status = attn_cuda_load_dtype(context, d->dtype, "widen", &plan->widen);
-    if (!status && widens) status = attn_cuda_load_dtype(context, d->dtype, "unwidened", &plan->unwidened);
     return status;
 }
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-/* Those of the tensors that kernels read which repack copies first, or those which are not copied. */
+/* Those of the tensors that kernels read which repack copies first, or those which nobody copies. */
 static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool copied, attn_text_buffer *words)
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
     for (int i = 0; i < attn_sm90_tensors(d); i++)
-        if (plan->copied[i] == copied && !widens_tensor(d, plan->cuda.chosen.kernel, i))
+        if (plan->copied[i] == copied && !widens_tensor(d, plan->cuda.chosen.kernel, i) && !holds(plan, i))
             attn_say(words, "%s", names[i]);
 }
 
@@ -221,7 +226,7 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
         attn_say(words, " first, which TMA does not take as they lie\n");
     }
     bool bias = attn_sm90_maps_bias(own->cuda.chosen.kernel);
-    if (!own->variant || (copied == tensors && !stores_wide && !bias)) return;
+    if (!own->variant || (copied + own->cuda.holds_q == tensors && !stores_wide && !bias)) return;
     attn_say(words, "addresses ");
     say_tensors(d, own, false, words);
     if (bias) attn_say(words, " bias");

@@ -34,7 +34,7 @@ typedef struct attn_sm90_plan {
         copies[ATTN_SM90_TENSORS];
     uint64_t ids_at, unfit_at; /* of keys that are widened */
     /* NULL: not needed; variant: the kernel is a fallback kernel */
-    CUfunction variant, summarise, find_spans, widen_bits, find_bit_tiles, repack, widen, unwidened;
+    CUfunction variant, summarise, find_spans, widen_bits, find_bit_tiles, repack, widen;
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */

@@ -42,9 +42,8 @@ double attn_sm90_widened_traffic(const attn_desc *d, double pairs)
 
 double attn_sm90_widening_seconds(const attn_desc *d, double pairs, const attn_cuda_device *device)
 {
-    const double launch = 3e-6, look = 4e-6; /* assumed, beside other kernels: a word cleared, and looked at later */
-    return launch + (may_be_unfit(d) ? look : 0) +
-           attn_sm90_widened_traffic(d, pairs) / attn_cuda_bandwidth(device, "l2");
+    const double look = 4e-6; /* assumed, beside other kernels: a word cleared, and looked at later */
+    return (may_be_unfit(d) ? look : 0) + attn_cuda_converting_seconds(device, attn_sm90_widened_traffic(d, pairs));
 }
 
 /* ---- a run --------------------------------------------------------------------------------- */
@@ -57,18 +56,19 @@ static attn_cuda_widened widened_of(const attn_cuda_call *c, int which, const vo
     return (attn_cuda_widened){ .in = in,
                                 .out = attn_cuda_at(c, ((const attn_sm90_plan *)c->cuda)->copies[which]),
                                 .stride = { stride[0], stride[1], stride[2] },
+                                .heads = (int)copy.extent[2],
                                 .dim = (int)copy.extent[3],
                                 .pieces = (int)pieces,
                                 .by_row = attn_cuda_divisor_of(copy.extent[2] * pieces),
                                 .by_head = attn_cuda_divisor_of(pieces),
+                                .by_group = attn_cuda_divisor_of(1),
                                 .scale = scale };
 }
 
-static int64_t rows_of_block(const attn_cuda_widen_params *w)
+static int rows_of_block(const attn_cuda_widen_params *w)
 {
-    int64_t k = w->of[0].pieces, v = w->of[1].pieces, most = ATTN_CUDA_WIDEN_PIECES;
-    int64_t of_row = (k > v ? k : v) * w->shape.heads_kv;
-    return of_row < most ? most / of_row : 1;
+    int k = w->of[0].pieces, v = w->of[1].pieces;
+    return ATTN_CUDA_WIDEN_ROWS((k > v ? k : v) * w->shape.heads_kv);
 }
 
 attn_status attn_sm90_widen_kv(const attn_cuda_call *c, const attn_cuda_params *p)
@@ -81,13 +81,13 @@ attn_status attn_sm90_widen_kv(const attn_cuda_call *c, const attn_cuda_params *
                                  .table = p->cache.table,
                                  .of = { widened_of(c, ATTN_SM90_K, p->tensors.k, p->tensors.k_stride, scales.k),
                                          widened_of(c, ATTN_SM90_V, p->tensors.v, p->tensors.v_stride, scales.v) },
-                                 .kv_dtype = scales.kv_dtype,
+                                 .in_dtype = scales.kv_dtype,
                                  .rows = (int)(d->flags & ATTN_VARLEN ? d->total_kv : d->len_kv),
                                  .tile = c->cuda->chosen.kernel->kv_tile,
                                  .by_page = attn_cuda_divisor_of(d->page_size ? d->page_size : 1),
                                  .ids = attn_cuda_at(c, plan->ids_at),
                                  .unfit = attn_cuda_at(c, plan->unfit_at) };
-    w.block_rows = (int)rows_of_block(&w);
+    w.block_rows = rows_of_block(&w);
     int64_t most = attn_ceil_div((int64_t)BLOCKS_OF_SM * c->cuda->chosen.ctas, d->batch),
             blocks = attn_ceil_div(d->len_kv, w.block_rows);
     attn_status status = may_be_unfit(d) ? attn_cuda_clear(c, w.unfit, sizeof *w.unfit) : ATTN_OK;
@@ -115,9 +115,7 @@ attn_status attn_sm90_run_unwidened(const attn_cuda_call *c, const attn_cuda_par
     const attn_desc *d = &c->plan->desc;
     const attn_sm90_plan *plan = (const attn_sm90_plan *)c->cuda;
     if (!may_be_unfit(d)) return ATTN_OK;
-    attn_cuda_unwidened_params u = { { *p, attn_cuda_scales_of(d, c->args) }, attn_cuda_at(c, plan->unfit_at) };
-    return attn_cuda_launch(c, "attn_sm90_unwidened", plan->unwidened, attn_ceil_div(d->len_q, ATTN_CUDA_FALLBACK_ROWS),
-                            d->heads_q, d->batch, 256, &u);
+    return attn_cuda_run_fallback(c, &plan->fallback, p, attn_cuda_at(c, plan->unfit_at));
 }
 
 /* ---- words --------------------------------------------------------------------------------- */
