@@ -83,8 +83,7 @@ static void everything_is_drawn(void **state)
     }
     const uint32_t parts = ATTN_DROPOUT_BASES | ATTN_DELTA | ATTN_ADD; /* which a GPU does not take */
     for (int direction = 0; direction < 2; direction++) {
-        assert_int_equal(flags[direction], direction ? (2 * ATTN_POSITIONS - 1) & ~ATTN_PAGED
-                                                     : 2 * ATTN_SCALES_Q - 1);
+        assert_int_equal(flags[direction], direction ? (2 * ATTN_POSITIONS - 1) & ~ATTN_PAGED : 2 * ATTN_SCALES_Q - 1);
         assert_int_equal(cpu_flags[direction], direction ? ((2 * ATTN_POSITIONS - 1) & ~ATTN_PAGED) | parts
                                                          : (2 * ATTN_SCALES_Q - 1) | ATTN_DROPOUT_BASES);
         for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
