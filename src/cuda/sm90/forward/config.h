@@ -77,7 +77,7 @@ struct config {
 
     /* E4M3: before a tile's exponentials, consumers look whether what its products read is there. Else they wait for
      * it where they need it, 50 clocks even if it is: registers have no room for what was seen. */
-    static constexpr bool looks_ahead = one_byte && !two_outputs;
+    static constexpr bool looks_ahead = one_byte && !two_outputs && !(block_scales && sliced);
 
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
