@@ -236,14 +236,13 @@ DEVICE float *slice_of(promoted_fragments *f, int i)
     return f->s + i % 2 * SCORES / 2;
 }
 
-/* P V of a slice of columns, asynchronously. */
-DEVICE void issue_slice(promoted_fragments *f, int i)
+/* P V of a slice of columns of the tile at v, asynchronously. */
+DEVICE void issue_slice(promoted_fragments *f, u32 v, int i)
 {
     using slice = rows_of_tile<config::v_tile, SLICE>;
 #pragma unroll
     for (int k = 0; k < config::keys / config::step; k++)
-        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, f->v + i * SLICE * slice::width, k,
-                                                 k > 0);
+        multiply_registers<config::dtype, slice>(slice_of(f, i), f->p + 4 * k, v + i * SLICE * slice::width, k, k > 0);
     wgmma_commit();
 }
 
@@ -265,11 +264,12 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, 0, config::keys / 32);
     pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
+    u32 v = v_in_hand(s, c, f);
     wait_for_operands<last>(s, c, f, next);
     if (config::turns && !last) wait_turn(c);
     wgmma_fence();
-    issue_slice(f, 0);
-    issue_slice(f, 1);
+    issue_slice(f, v, 0);
+    issue_slice(f, v, 1);
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
         if (i + 1 < SLICES || !last)
@@ -279,7 +279,7 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
         promote_slice(f, i);
         wgmma_fence();
         if (i + 2 < SLICES)
-            issue_slice(f, i + 2);
+            issue_slice(f, v, i + 2);
         else if (!last)
             issue_half_qk(s, c, f, next_k(s, f, next), i % 2);
     }
