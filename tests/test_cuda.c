@@ -205,21 +205,31 @@ static void seeds_are_read_by_kernels(void **state)
     end_context(context);
 }
 
-static void empty_problems_launch_nothing(void **state)
+static void expect_no_launch(const attn_desc *desc)
 {
-    (void)state;
     attn_plan *plan;
-    attn_desc desc = small();
-    CUcontext context = fresh_context(0);
-    desc.len_q = 0;
-    assert_ok(attn_plan_create(&plan, &desc));
-    assert_int_equal(attn_plan_workspace(plan), 0);
     static tensors t;
+    static const int32_t cu_lens[] = { 0 };
     attn_args args = args_of(&t);
+    if (desc->flags & ATTN_VARLEN) args.cu_lens_q = args.cu_lens_kv = cu_lens;
+    assert_ok(attn_plan_create(&plan, desc));
     int launches = calls("cuLaunchKernelEx");
     assert_ok(attn_run(plan, &args, NULL, NULL));
     assert_int_equal(calls("cuLaunchKernelEx"), launches);
     attn_plan_destroy(plan);
+}
+
+static void empty_problems_launch_nothing(void **state)
+{
+    (void)state;
+    attn_desc desc = small(), packed = desc;
+    CUcontext context = fresh_context(0);
+    desc.len_q = 0;
+    expect_no_launch(&desc);
+    packed.flags |= ATTN_VARLEN, packed.batch = 0, packed.total_q = packed.len_q, packed.total_kv = packed.len_kv;
+    expect_no_launch(&packed);
+    packed.dtype = ATTN_E4M3;
+    expect_no_launch(&packed);
     end_context(context);
 }
 

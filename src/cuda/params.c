@@ -88,6 +88,7 @@ void attn_cuda_fill(const attn_desc *d, int kv_tile, attn_cuda_params *p)
 attn_cuda_divisor attn_cuda_divisor_of(int64_t d)
 {
     attn_cuda_divisor by = { .shift = 0 };
+    if (d == 0) d = 1;
     while ((int64_t)1 << by.shift < d)
         by.shift++;
     by.factor = (unsigned)(((((uint64_t)1 << by.shift) - (uint64_t)d) << 32) / (uint64_t)d + 1);

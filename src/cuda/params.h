@@ -21,6 +21,7 @@ attn_cuda_scales attn_cuda_scales_of(const attn_desc *desc, const attn_args *arg
 /* Whether o's rows are of whole 16 bytes, and begin at multiples of them if o does. */
 bool attn_cuda_o_is_even(const attn_desc *desc);
 
+/* 0, of a problem without work, whose run divides nothing: as 1. */
 attn_cuda_divisor attn_cuda_divisor_of(int64_t d);
 
 #endif

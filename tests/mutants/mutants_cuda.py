@@ -46,6 +46,7 @@ MUTANTS = [
     (SM90 + "host/schedule_forward.c", "s->by_rest = attn_cuda_divisor_of(rest ? rest : 1);", "s->by_rest = s->by_head_group;",
      "a group of fewer heads is divided by the others' number", "schedule"),
     ("src/cuda/params.c", "/ (uint64_t)d + 1);", "/ (uint64_t)d);", "a divisor's factor is rounded down", "schedule"),
+    ("src/cuda/params.c", "if (d == 0) d = 1;", "", "a plan without packed sequences divides by 0", "cuda"),
     (SM90 + "host/forward.c", "return wide && c->schedule.pack == 1 && attn_sm90_tma_takes(d, ATTN_SM90_O);",
      "return wide && attn_sm90_tma_takes(d, ATTN_SM90_O);", "rows of several heads leave by TMA", "cuda"),
     (SM90 + "host/forward.c", "bool wide = attn_cuda_is_variant(c->base.kernel) && attn_sm90_stores_wide(d, &c->schedule);",
