@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import itertools
 import weakref
+import zlib
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -439,26 +440,55 @@ def attention(group: Any, checked: Callable[[], Tuple[Options, Dict[str, Any], T
 # ---- sharding ------------------------------------------------------------------------------------
 
 
+def check_rows(tensor, layout, dim) -> None:
+    one_of("layout", layout, _parallel.LAYOUTS)
+    _options.check("dim", dim, _options.INTEGER)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"tensor is {type(tensor).__name__}; it takes a torch tensor")
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise _c.InvalidError(f"dim is {dim}; tensor has {tensor.dim()} dimensions")
+
+
 def context_parallel_shard(tensor: Tensor, group: Any = None, layout: str = "zigzag", dim: int = 1) -> Tensor:
     """This rank's rows of a tensor that every rank has whole, (batch, rows, ...); dim: where the rows are, 0 in packed
     tensors. Autograd goes through it; nothing is sent. context_parallel_unshard is its inverse."""
     group = group_of(group)
-    one_of("layout", layout, _parallel.LAYOUTS)
-    _options.check("dim", dim, _options.INTEGER)
+    check_rows(tensor, layout, dim)
     held = _parallel.parts(tensor.shape[dim], dist.get_world_size(group), layout)
     pieces = [tensor.narrow(dim, begin, end - begin) for begin, end in held[dist.get_rank(group)]]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
+def counts_of_rows(ranks, group, tensor, layout, dim) -> List[int]:
+    """How many rows each rank holds, once all have told that their arguments are right, and alike but for that."""
+    count, alike, problem = -1, 0, None
+    try:
+        check_rows(tensor, layout, dim)
+        if tensor.requires_grad:
+            raise _c.InvalidError("tensor requires grad, and what is gathered escapes autograd: pass tensor.detach()")
+        count, others = tensor.shape[dim], list(tensor.shape)
+        del others[dim]
+        alike = zlib.crc32(repr((tensor.dtype, others, dim % tensor.dim(), layout)).encode())
+    except Exception as found:
+        problem = found
+    device = tensor.device if isinstance(tensor, Tensor) else "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    told = ranks.gather(group, torch.tensor([count, alike], device=device)).reshape(-1, 2).tolist()
+    if problem:
+        raise problem
+    for rank, (rows, _) in enumerate(told):
+        if rows < 0:
+            raise _c.RankFailedError(f"rank {rank} of {ranks.ranks} failed before its call began")
+    if len({each for _, each in told}) > 1:
+        raise _c.InvalidError("tensor has other dtypes or other extents than rows on some ranks, or layout or dim differ")
+    return [rows for rows, _ in told]
+
+
 def context_parallel_unshard(tensor: Tensor, group: Any = None, layout: str = "zigzag", dim: int = 1) -> Tensor:
-    """The whole, on every rank, of the ranks' rows. It has no autograd: a tensor that requires grad is refused."""
+    """The whole, on every rank, of the ranks' rows. It has no autograd: a tensor that requires grad is refused. Where a
+    rank raises, the others raise RankFailedError."""
     group = group_of(group)
-    one_of("layout", layout, _parallel.LAYOUTS)
-    _options.check("dim", dim, _options.INTEGER)
     ranks = ranks_of(group)
-    if tensor.requires_grad:
-        raise _c.InvalidError("tensor requires grad, and what is gathered escapes autograd: pass tensor.detach()")
-    counts = ranks.gather(group, torch.tensor([tensor.shape[dim]], device=tensor.device)).flatten().tolist()
+    counts = counts_of_rows(ranks, group, tensor, layout, dim)
     held = _parallel.parts(sum(counts), ranks.ranks, layout)
     wanted = [sum(end - begin for begin, end in parts) for parts in held]
     if counts != wanted:

@@ -306,6 +306,8 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
     _options.check_all(_OPTIONS, (causal, window, chunk, scale, softcap, dropout_p, return_lse, out_f32, deterministic,
                                   threads, max_len_q, max_len_kv))
     max_lens = None
+    if not is_packed and (max_len_q, max_len_kv) != (None, None):
+        raise _c.InvalidError("max_len_q and max_len_kv go with cu_lens_q, of packed rows")
     if is_packed:
         longest = [int(arrays[name].diff().max()) if arrays[name].numel() > 1 else 0
                    for name in ("cu_lens_q", "cu_lens_kv")]

@@ -187,6 +187,17 @@ def refusals():
         assert attend(q, k, v).shape == q.shape  # the next call
     x = q.clone().requires_grad_()
     fails(lambda: la.context_parallel_unshard(x), invalid, "tensor requires grad")
+    wrong = dist.get_rank() == 1
+    for name, right, other, kind, words in (
+            ("dim", 1, 9, invalid, "dim is 9; tensor has 4"), ("layout", "zigzag", "x", invalid, "layout is 'x'"),
+            ("tensor", q, q.numpy(), TypeError, "tensor is ndarray"), ("tensor", q, x, invalid, "tensor requires grad")):
+        given = {"tensor": q, name: other if wrong else right}
+        fails(lambda: la.context_parallel_unshard(**given), kind, words, failed, "rank 1 of 2 failed")
+    for given in ({"tensor": q.double() if wrong else q}, {"tensor": q[:1] if wrong else q},
+                  {"tensor": q, "layout": "contiguous" if wrong else "zigzag"}):
+        fails(lambda: la.context_parallel_unshard(**given), invalid, "differ")
+    fails(lambda: la.context_parallel_shard(q, dim=-5), invalid, "dim is -5")
+    fails(lambda: attend(q, k, v, max_len_q=3 if wrong else None), invalid, "go with cu_lens_q", failed, "rank 1 of 2 failed")
     (grad,) = torch.autograd.grad(attend(x, k, v).square().sum(), x, create_graph=True)
     fails(lambda: grad.sum().backward(), unsupported, "second derivatives")
 
