@@ -479,7 +479,7 @@ def counts_of_rows(ranks, group, tensor, layout, dim) -> List[int]:
         if rows < 0:
             raise _c.RankFailedError(f"rank {rank} of {ranks.ranks} failed before its call began")
     if len({each for _, each in told}) > 1:
-        raise _c.InvalidError("tensor has other dtypes or other extents than rows on some ranks, or layout or dim differ")
+        raise _c.InvalidError("tensor's dtype, or its extents but for rows, layout or dim differ between ranks")
     return [rows for rows, _ in told]
 
 

@@ -197,7 +197,8 @@ def refusals():
                   {"tensor": q, "layout": "contiguous" if wrong else "zigzag"}):
         fails(lambda: la.context_parallel_unshard(**given), invalid, "differ")
     fails(lambda: la.context_parallel_shard(q, dim=-5), invalid, "dim is -5")
-    fails(lambda: attend(q, k, v, max_len_q=3 if wrong else None), invalid, "go with cu_lens_q", failed, "rank 1 of 2 failed")
+    fails(lambda: attend(q, k, v, max_len_q=3 if wrong else None), invalid, "go with cu_lens_q", failed,
+          "rank 1 of 2 failed")
     (grad,) = torch.autograd.grad(attend(x, k, v).square().sum(), x, create_graph=True)
     fails(lambda: grad.sum().backward(), unsupported, "second derivatives")
 
