@@ -200,7 +200,7 @@ MUTANTS = [
      "half a summary of bits has room", "cuda"),
     ("src/cuda/common/widen.h", "if (beyond) *p->unfit = 1;", "if (beyond) return;", "scales beyond the type are widened",
      "emulated/sm90_f16_d64_128x128"),
-    ("src/cuda/common/widen.h", "column < count ? __fmul_rn(x[j], by) : 0", "column < count ? x[j] : 0",
+    ("src/cuda/common/widen.h", "x[j] = __fmul_rn(x[j], by);", "",
      "keys are widened without their scales", "emulated/sm90_bf16_d64_128x128"),
     ("src/cuda/common/widen.h", "s.begin = s.lo / p->tile * p->tile,", "s.begin = s.hi / p->tile * p->tile,",
      "only the last KV tile that a sequence's rows see is widened", "emulated/sm90_bf16_d64_128x128"),
