@@ -15,7 +15,7 @@ import itertools
 import weakref
 import zlib
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -259,17 +259,27 @@ class _Told(NamedTuple):
 _FAILED = _Told(1, *(0,) * 8)
 
 
-def _tell(group: Any, ranks: Ranks, mine: _Told) -> List[_Told]:
-    """What all ranks tell; raises where another has failed."""
+def _tell(group: Any, ranks: Ranks, mine: Sequence[int]) -> List[List[int]]:
+    """What all ranks tell, first whether they failed; raises where another has."""
     try:
-        everyone = ranks.gather(ranks.words(group), torch.tensor(mine)).tolist()
+        told = ranks.gather(ranks.words(group), torch.tensor(mine)).tolist()
     except RuntimeError as problem:
         raise _c.RankFailedError("the ranks' first gather failed: one ended, or was not there in time") from problem
-    told = [_Told(*one) for one in everyone]
     for rank, one in enumerate(told):
-        if one.failed and not mine.failed:
+        if one[0] and not mine[0]:
             raise _c.RankFailedError(f"rank {rank} of {ranks.ranks} failed before its call began")
     return told
+
+
+@contextlib.contextmanager
+def _telling(group: Any, ranks: Ranks, failed: Sequence[int]) -> Iterator[None]:
+    """What raises within is told in these words, as the others are waiting for what this rank tells."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(_c.Error):
+            _tell(group, ranks, failed)
+        raise
 
 
 def _whole(ranks: Ranks, told: List[_Told], layout: str) -> Tuple[int, int]:
@@ -312,8 +322,9 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
     key = (ranks.number, direction, options[:-2], context, *[_tensor.signature(x) for x in tensors.values()],
            *[(name, _tensor.signature(x)) for name, x in arrays.items()])
     number, prepared = _run.kept_already(key) or (0, None)
-    told = _tell(group, ranks, _Told(0, number, ranks.plans, _parallel.LAYOUTS[options.layout], device is not None,
-                                     q.shape[-3], tensors["k"].shape[-3], *(seed or (0, 0))))
+    mine = _Told(0, number, ranks.plans, _parallel.LAYOUTS[options.layout], device is not None, q.shape[-3],
+                 tensors["k"].shape[-3], *(seed or (0, 0)))
+    told = [_Told(*one) for one in _tell(group, ranks, mine)]
     whole = _whole(ranks, told, options.layout)
     if options.is_drawn:
         seed = told[0].seed, told[0].seed_offset
@@ -425,15 +436,11 @@ def attention(group: Any, checked: Callable[[], Tuple[Options, Dict[str, Any], T
     if _backend(group, "cpu") is None:
         _check_backend(group, torch.device("cuda"))
     ranks = ranks_of(group)
-    try:
+    with _telling(group, ranks, _FAILED):
         options, arrays, tensors = checked()
         _check_backend(group, tensors[0].device)
         ranks.check_device(tensors[0].device)
         _parallel.library()
-    except BaseException:
-        with contextlib.suppress(_c.Error):
-            _tell(group, ranks, _FAILED)
-        raise
     return _Attention.apply(Call(group, options, arrays), *tensors)
 
 
@@ -459,28 +466,19 @@ def context_parallel_shard(tensor: Tensor, group: Any = None, layout: str = "zig
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def counts_of_rows(ranks, group, tensor, layout, dim) -> List[int]:
+def counts_of_rows(ranks: Ranks, group: Any, tensor, layout, dim) -> List[int]:
     """How many rows each rank holds, once all have told that their arguments are right, and alike but for that."""
-    count, alike, problem = -1, 0, None
-    try:
+    with _telling(group, ranks, (1, 0, 0)):
         check_rows(tensor, layout, dim)
         if tensor.requires_grad:
             raise _c.InvalidError("tensor requires grad, and what is gathered escapes autograd: pass tensor.detach()")
-        count, others = tensor.shape[dim], list(tensor.shape)
-        del others[dim]
-        alike = zlib.crc32(repr((tensor.dtype, others, dim % tensor.dim(), layout)).encode())
-    except Exception as found:
-        problem = found
-    device = tensor.device if isinstance(tensor, Tensor) else "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    told = ranks.gather(group, torch.tensor([count, alike], device=device)).reshape(-1, 2).tolist()
-    if problem:
-        raise problem
-    for rank, (rows, _) in enumerate(told):
-        if rows < 0:
-            raise _c.RankFailedError(f"rank {rank} of {ranks.ranks} failed before its call began")
-    if len({each for _, each in told}) > 1:
+    others = list(tensor.shape)
+    rows = others.pop(dim)
+    alike = zlib.crc32(repr((tensor.dtype, others, dim % tensor.dim(), layout)).encode())
+    told = _tell(group, ranks, (0, rows, alike))
+    if len({one for _, _, one in told}) > 1:
         raise _c.InvalidError("tensor's dtype, or its extents but for rows, layout or dim differ between ranks")
-    return [rows for rows, _ in told]
+    return [count for _, count, _ in told]
 
 
 def context_parallel_unshard(tensor: Tensor, group: Any = None, layout: str = "zigzag", dim: int = 1) -> Tensor:
