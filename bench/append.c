@@ -165,13 +165,10 @@ static size_t moved_bytes(const append *a)
 static attn_status start_copy(const void *self, void *stream)
 {
     const append *a = self;
-    if (a->desc->device == ATTN_CUDA) {
-        CUresult result = attn_cuda_machine_get()->driver.cuMemcpyDtoDAsync(
-            (CUdeviceptr)(uintptr_t)a->at[K_PAGES], (CUdeviceptr)(uintptr_t)a->at[K], moved_bytes(a), stream);
-        return result ? attn_cuda_fail(result, "cuMemcpyDtoDAsync") : ATTN_OK;
-    }
+    if (a->desc->device == ATTN_CUDA)
+        return attn_bench_start_copy(ATTN_CUDA, a->at[K_PAGES], a->at[K], moved_bytes(a), stream);
     for (int i = 0; i < MOVED; i++)
-        memcpy(a->at[MOVED + i], a->at[i], a->bytes[i]);
+        attn_bench_start_copy(ATTN_CPU, a->at[MOVED + i], a->at[i], a->bytes[i], stream);
     return ATTN_OK;
 }
 

@@ -424,6 +424,9 @@ bool attn_bench_gpu_measure(const attn_bench_options *options, const attn_bench_
  * negative after a failure, which it has reported. */
 double attn_bench_gpu_median(device_call *call, const void *self, bool graph, int calls);
 
+/* Copies bytes of one device, on a GPU as work of the stream. */
+attn_status attn_bench_start_copy(attn_device on, void *to, const void *from, size_t bytes, void *stream);
+
 /* Copies arrays, or where `from` has none leaves room for one, into one piece of device memory, to be freed; *at: where
  * they are. False after a failure, which it has reported. */
 bool attn_bench_gpu_place(uint64_t *memory, const void *const from[], const size_t bytes[], int count, void *at[]);

@@ -105,6 +105,17 @@ bool attn_bench_gpu_place(uint64_t *memory, const void *const from[], const size
     return attn_bench_fail("%s", attn_error());
 }
 
+attn_status attn_bench_start_copy(attn_device on, void *to, const void *from, size_t bytes, void *stream)
+{
+    if (on != ATTN_CUDA) {
+        memcpy(to, from, bytes);
+        return ATTN_OK;
+    }
+    CUresult result = attn_cuda_machine_get()->driver.cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)to,
+                                                                        (CUdeviceptr)(uintptr_t)from, bytes, stream);
+    return result ? attn_cuda_fail(result, "cuMemcpyDtoDAsync") : ATTN_OK;
+}
+
 /* A peer that cannot compute this leaves the row without one. */
 static void add_peer(const attn_bench_options *options, bench *b, const attn_bench_peers *peers,
                      attn_bench_runner *runner, attn_bench_result *result)

@@ -124,13 +124,7 @@ static attn_status start_quant(const void *self, void *stream)
 static attn_status start_copy(const void *self, void *stream)
 {
     const quant *b = self;
-    if (b->desc->device != ATTN_CUDA) {
-        memcpy(b->at[TO], b->at[FROM], b->bytes[TO]);
-        return ATTN_OK;
-    }
-    CUresult result = attn_cuda_machine_get()->driver.cuMemcpyDtoDAsync(
-        (CUdeviceptr)(uintptr_t)b->at[TO], (CUdeviceptr)(uintptr_t)b->at[FROM], b->bytes[TO], stream);
-    return result ? attn_cuda_fail(result, "cuMemcpyDtoDAsync") : ATTN_OK;
+    return attn_bench_start_copy(b->desc->device, b->at[TO], b->at[FROM], b->bytes[TO], stream);
 }
 
 static double run_quant(void *self, int calls)
