@@ -26,10 +26,11 @@ const attn_machine *attn_machine_of_gpu(void)
     return attn_cuda_machine_of(&gpus->device[device]);
 }
 
-double attn_cuda_converting_seconds(const attn_cuda_device *device, double bytes)
+double attn_cuda_converting_seconds(const attn_cuda_device *device, double bytes, bool looks)
 {
-    const double launch = 3e-6, share = 0.4; /* of memory's bandwidth; [m] 0.28 to 0.38 with half as many CTAs an SM */
-    return launch + bytes / (share * attn_cuda_bandwidth(device, "l2"));
+    const double launch = 3e-6, look = 4e-6; /* assumed, beside other kernels; look: a word cleared, and looked at */
+    const double share = 0.4;                /* of memory's bandwidth; [m] 0.28 to 0.38 with half as many CTAs an SM */
+    return launch + (looks ? look : 0) + bytes / (share * attn_cuda_bandwidth(device, "l2"));
 }
 
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *name)

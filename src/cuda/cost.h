@@ -29,8 +29,9 @@ const attn_machine *attn_cuda_machine_of(const attn_cuda_device *device);
 /* Bytes per second into a level, of the machine or of as many SMs as there are; infinite where nobody knows. */
 double attn_cuda_bandwidth(const attn_cuda_device *device, const char *level);
 
-/* A launch beside others that copies tensors into another type, of which it reads and writes so many bytes. */
-double attn_cuda_converting_seconds(const attn_cuda_device *device, double bytes);
+/* A launch beside others that copies tensors into another type, of which it reads and writes so many bytes. looks: at
+ * scales, and the run later at what it saw. */
+double attn_cuda_converting_seconds(const attn_cuda_device *device, double bytes, bool looks);
 
 /* Keys and values that are read once, up to which L2 had better give them up before other lines. */
 int64_t attn_cuda_passing_bytes(const attn_cuda_device *device);

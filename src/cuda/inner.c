@@ -11,8 +11,6 @@
 
 #include "cuda/common/widen_params.h"
 
-enum { BLOCKS_OF_SM = 32 }; /* beyond that a block takes several runs of rows */
-
 typedef struct inner_plan {
     attn_cuda_plan base;
     attn_plan inner;                    /* desc, and own: behind this struct, the kernel's plan */
@@ -20,7 +18,7 @@ typedef struct inner_plan {
     attn_cuda_fallback_kernel fallback; /* of the outer problem: where q's copy does not count */
     CUfunction widen, narrow;           /* NULL: not needed */
     uint64_t q_at, unfit_at, o_at, inner_at;
-    int64_t blocks; /* of a launch, at most */
+    int multiprocessors;
 } inner_plan;
 
 /* ---- the inner problem --------------------------------------------------------------------- */
@@ -92,21 +90,21 @@ static double elements_of(const attn_desc *d, int64_t columns)
 /* ---- time ---------------------------------------------------------------------------------- */
 
 /* Of copying so many elements, which have so many bytes before and after. */
-static void add_copy(const attn_cuda_device *device, double elements, int64_t from, int64_t to, attn_choice *c)
+static void add_copy(const attn_cuda_device *device, double elements, int64_t from, int64_t to, bool looks,
+                     attn_choice *c)
 {
     double bytes = elements * (double)(from + to);
-    c->seconds += attn_cuda_converting_seconds(device, bytes), c->level[0].bytes += bytes;
+    c->seconds += attn_cuda_converting_seconds(device, bytes, looks), c->level[0].bytes += bytes;
 }
 
 /* What comes before and after the kernel. */
 static void add_copies(const attn_cuda_problem *problem, const attn_cuda_kernel *k, attn_choice *c)
 {
-    const double look = 4e-6; /* assumed, as of keys that are widened */
     const attn_desc *d = problem->desc;
-    if (widens_q(k, d))
-        add_copy(problem->device, elements_of(d, d->dim_qk), attn_dtype_size(d->dtype), attn_dtype_size(k->dtype), c);
-    if (narrows_o(k, d)) add_copy(problem->device, elements_of(d, d->dim_v), 4, attn_dtype_size(attn_out_dtype(d)), c);
-    if (may_be_unfit(k, d)) c->seconds += look;
+    const int64_t q = attn_dtype_size(d->dtype), widened = attn_dtype_size(k->dtype),
+                  o = attn_dtype_size(attn_out_dtype(d));
+    if (widens_q(k, d)) add_copy(problem->device, elements_of(d, d->dim_qk), q, widened, may_be_unfit(k, d), c);
+    if (narrows_o(k, d)) add_copy(problem->device, elements_of(d, d->dim_v), 4, o, false, c);
 }
 
 static bool predict(const attn_cuda_problem *problem, const attn_cuda_kernel *k, attn_cuda_choice *choice)
@@ -162,7 +160,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
     cuda->chosen = own->chosen, cuda->decided = own->decided;
     add_copies(problem, k, &cuda->chosen.choice);
     attn_cuda_fill(d, k->kv_tile, &plan->common);
-    plan->blocks = attn_ceil_div((int64_t)BLOCKS_OF_SM * problem->device->multiprocessors, d->batch ? d->batch : 1);
+    plan->multiprocessors = problem->device->multiprocessors;
     return lay_out(d, plan, own) ? load(problem, context, plan) : attn_cuda_too_large(d);
 }
 
@@ -170,8 +168,7 @@ static attn_status create(const attn_cuda_problem *problem, const attn_cuda_cont
 
 static int64_t blocks_of(const inner_plan *plan, const attn_desc *d, int block_rows)
 {
-    int64_t blocks = attn_ceil_div(d->len_q, block_rows);
-    return blocks < plan->blocks ? blocks : plan->blocks;
+    return attn_cuda_converting_blocks(d->len_q, block_rows, d->batch, plan->multiprocessors);
 }
 
 static attn_status widen(const attn_cuda_call *c, const inner_plan *plan, const attn_cuda_params *p)

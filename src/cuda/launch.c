@@ -1,6 +1,8 @@
 /* Contract: launch.h. */
 #include "cuda/launch.h"
 
+#include "problem/desc.h"
+
 static attn_status launch(const attn_cuda_call *c, const char *what, CUfunction function, const CUlaunchConfig *config,
                           void *params)
 {
@@ -33,6 +35,14 @@ attn_status attn_cuda_launch(const attn_cuda_call *c, const char *what, CUfuncti
                              int64_t z, unsigned threads, void *params)
 {
     return launch_blocks(c, what, function, (int64_t[]){ x, y, z }, threads, false, params);
+}
+
+int64_t attn_cuda_converting_blocks(int64_t rows, int64_t block_rows, int64_t batch, int64_t multiprocessors)
+{
+    enum { OF_MULTIPROCESSOR = 32 }; /* beyond that a block takes several runs of rows */
+    int64_t most = attn_ceil_div(OF_MULTIPROCESSOR * multiprocessors, batch ? batch : 1);
+    int64_t blocks = attn_ceil_div(rows, block_rows);
+    return blocks < most ? blocks : most;
 }
 
 attn_status attn_cuda_launch_beside(const attn_cuda_call *c, const char *what, CUfunction function, int64_t x,

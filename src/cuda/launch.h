@@ -25,6 +25,9 @@ attn_status attn_cuda_launch(const attn_cuda_call *call, const char *what, CUfun
 attn_status attn_cuda_launch_beside(const attn_cuda_call *call, const char *what, CUfunction function, int64_t x,
                                     int64_t y, int64_t z, unsigned threads, void *params);
 
+/* Blocks for each of `batch` sequences, of a launch that converts rows, so many at once: up to 32 a multiprocessor. */
+int64_t attn_cuda_converting_blocks(int64_t rows, int64_t block_rows, int64_t batch, int64_t multiprocessors);
+
 attn_status attn_cuda_clear(const attn_cuda_call *call, void *at, size_t size);
 
 #endif

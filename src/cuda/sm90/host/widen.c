@@ -8,8 +8,6 @@
 
 #include "cuda/common/widen_params.h"
 
-enum { BLOCKS_OF_SM = 32 }; /* beyond that a block takes several runs of rows */
-
 /* With scales a word says whether the copy counts: without, it always does. */
 static bool may_be_unfit(const attn_desc *d)
 {
@@ -42,8 +40,7 @@ double attn_sm90_widened_traffic(const attn_desc *d, double pairs)
 
 double attn_sm90_widening_seconds(const attn_desc *d, double pairs, const attn_cuda_device *device)
 {
-    const double look = 4e-6; /* assumed, beside other kernels: a word cleared, and looked at later */
-    return (may_be_unfit(d) ? look : 0) + attn_cuda_converting_seconds(device, attn_sm90_widened_traffic(d, pairs));
+    return attn_cuda_converting_seconds(device, attn_sm90_widened_traffic(d, pairs), may_be_unfit(d));
 }
 
 /* ---- a run --------------------------------------------------------------------------------- */
@@ -88,12 +85,10 @@ attn_status attn_sm90_widen_kv(const attn_cuda_call *c, const attn_cuda_params *
                                  .ids = attn_cuda_at(c, plan->ids_at),
                                  .unfit = attn_cuda_at(c, plan->unfit_at) };
     w.block_rows = rows_of_block(&w);
-    int64_t most = attn_ceil_div((int64_t)BLOCKS_OF_SM * c->cuda->chosen.ctas, d->batch),
-            blocks = attn_ceil_div(d->len_kv, w.block_rows);
+    int64_t blocks = attn_cuda_converting_blocks(d->len_kv, w.block_rows, d->batch, c->cuda->chosen.ctas);
     attn_status status = may_be_unfit(d) ? attn_cuda_clear(c, w.unfit, sizeof *w.unfit) : ATTN_OK;
     if (status) return status;
-    return attn_cuda_launch(c, "attn_sm90_widen", plan->widen, blocks < most ? blocks : most, d->batch, 2,
-                            ATTN_CUDA_WIDEN_THREADS, &w);
+    return attn_cuda_launch(c, "attn_sm90_widen", plan->widen, blocks, d->batch, 2, ATTN_CUDA_WIDEN_THREADS, &w);
 }
 
 void attn_sm90_take_widened(const attn_cuda_call *c, attn_cuda_params *p)
