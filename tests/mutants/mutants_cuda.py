@@ -445,6 +445,6 @@ MUTANTS = [
     (CUDA + "common/quant.h", "copy_async_wait<0>();", "copy_async_wait<1>();", "quantisation: a unit is read before it has come", "emulated/quant"),
     (CUDA + "common/quant.h", "if (first && p->passes == QUANT_MEASURE) atomicMax((u32 *)scale, bits);",
      "if (first && p->passes == QUANT_MEASURE) *(u32 *)scale = bits;", "quantisation: a wider scale is its last unit's", "emulated/quant"),
-    (CUDA + "common/quant.h", "count = whole.rows / QUANT_SUM + (last >= QUANT_PARTS_LEAST);", "count = whole.rows / QUANT_SUM;",
+    (CUDA + "common/quant_mean.h", "count = whole.rows / QUANT_SUM + (last >= QUANT_PARTS_LEAST);", "count = whole.rows / QUANT_SUM;",
      "quantisation: the mean lacks the rows after whole parts", "emulated/quant"),
 ]
