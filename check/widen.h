@@ -17,7 +17,7 @@ void check_problem_of_kernel(check_problem *problem, const attn_cuda_kernel *ker
  * taken. */
 bool check_problem_of_fallback(check_problem *problem);
 
-/* The problem over the copies that its options name, those of keys in no pages: but for these it has the arrays of
+/* The same problem over the copies that its options name. Copied keys are in no pages. It shares all other arrays with
  * `problem`, and is to be destroyed before it. */
 check_problem check_widened(const check_problem *problem);
 void check_widened_destroy(check_problem *widened);

@@ -22,8 +22,8 @@
  *     if (attn_quant_run(plan, &(attn_quant_args){ .x = k, .out = k_e4m3, .scale = k_scale }, NULL)) die(attn_error());
  *
  * Describe -> plan -> run, and everything else, as attn.h says. Running allocates nothing and needs no workspace. The
- * same x gives the same bits on every instruction set, for any number of threads, and on a GPU: those of the means and
- * of the products with them, too.
+ * same x gives the same bits, of means and products too, on every instruction set, for any number of threads and on a
+ * GPU.
  */
 #ifndef ATTN_QUANT_H
 #define ATTN_QUANT_H
@@ -105,8 +105,8 @@ typedef struct attn_quant_args {
  *
  * ATTN_CUDA: the plan is for the context in which it was made, pointers are of device memory, and the call puts one to
  * six kernels into the stream (a CUstream, which may be capturing a graph) and returns. They read cu_lens, and replace
- * what is out of range by the nearest value in range. It is fastest where scales belong to a block of rows and a head:
- * then x is read once. x is read fastest at an address that is a multiple of 16 bytes, in rows that are, too. */
+ * what is out of range by the nearest value in range. Scales that belong to a block of rows and a head are fastest: x
+ * is read once then. x is read fastest at an address that is a multiple of 16 bytes, in rows that are, too. */
 ATTN_API attn_status attn_quant_run_sized(const attn_quant_plan *plan, const attn_quant_args *args, size_t args_size,
                                           void *stream);
 static inline attn_status attn_quant_run(const attn_quant_plan *plan, const attn_quant_args *args, void *stream)

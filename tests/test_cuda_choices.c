@@ -131,15 +131,27 @@ static void pages_find_their_kernels(void **state)
     end_context(context);
 }
 
+static attn_desc of_bytes(void)
+{
+    return (attn_desc){ .dtype = ATTN_E4M3,
+                        .out_dtype = ATTN_BF16,
+                        .device = ATTN_CUDA,
+                        .batch = 2,
+                        .heads_q = 8,
+                        .heads_kv = 2,
+                        .len_q = 512,
+                        .len_kv = 4096,
+                        .dim_qk = 64 };
+}
+
 /* Those of E4M3 take pages of whole boxes alone. */
 static void pages_of_bytes_hold_whole_boxes(void **state)
 {
     (void)state;
     CUcontext context = fresh_context(0);
     attn_plan *plan;
-    attn_desc desc = small();
-    desc.dtype = ATTN_E4M3, desc.out_dtype = ATTN_BF16, desc.batch = 2, desc.heads_q = 8, desc.heads_kv = 2;
-    desc.len_q = 512, desc.len_kv = 4096, desc.dim_qk = 64, desc.flags = ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL;
+    attn_desc desc = of_bytes();
+    desc.flags = ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL;
     desc.pages = 400, desc.page_size = 64, desc.table_width = 210;
     expect_why(&desc, "sm90_e4m3_d64_128x192_paged", "of 64 keys, read 64 at a time");
     desc.page_size = 256;
@@ -467,9 +479,8 @@ static void scales_of_blocks_find_their_kernels(void **state)
     (void)state;
     CUcontext context = fresh_context(0);
     attn_plan *plan;
-    attn_desc desc = small();
-    desc.dtype = ATTN_E4M3, desc.out_dtype = ATTN_BF16, desc.batch = 2, desc.heads_q = 8, desc.heads_kv = 2;
-    desc.len_q = 512, desc.len_kv = 4096, desc.dim_qk = 64, desc.flags = ATTN_CAUSAL | ATTN_SCALES_Q | ATTN_SCALES_KV;
+    attn_desc desc = of_bytes();
+    desc.flags = ATTN_CAUSAL | ATTN_SCALES_Q | ATTN_SCALES_KV;
     const char *plain = "sm90_e4m3_d64_128x192", *blocks = "sm90_e4m3_d64_128x192_block_scales";
     assert_string_equal(info_of(&desc).kernel, plain);
     desc.k_scale_rows = 64, desc.k_scale_stride[1] = 1;
