@@ -413,6 +413,24 @@ typedef struct candidate {
     int64_t packed_rows; /* of a decode kernel, which are few, and lie at multiples of 16 bytes; else 0 */
 } candidate;
 
+static candidate candidate_of(const attn_cuda_kernel *k)
+{
+    bool queries = attn_cuda_has_inner(k, &(attn_desc){ .dtype = ATTN_E4M3 }) && k->kv_dtypes >> ATTN_E4M3 & 1;
+    return (candidate){ .name = k->name,
+                        .cuda = k,
+                        .direction = attn_cuda_direction(k),
+                        .features = k->features | (queries ? ATTN_SCALES_Q : 0),
+                        .needs = k->needs,
+                        .dtypes = 1 << k->dtype | (queries ? 1 << ATTN_E4M3 : 0),
+                        .kv_dtypes = (int)k->kv_dtypes,
+                        .dim = k->dim,
+                        .dim_v = k->dim_v,
+                        .rows = INT64_MAX,
+                        .some = attn_cuda_is_variant(k),
+                        .paged = k->paged,
+                        .packed_rows = k->form == ATTN_CUDA_DECODE ? k->q_tile : 0 };
+}
+
 /* The device's kernel i, if this machine runs it; false: there are no more. */
 static bool candidate_at(attn_device device, int i, candidate *t)
 {
@@ -421,21 +439,8 @@ static bool candidate_at(attn_device device, int i, candidate *t)
     if (device == ATTN_CUDA) {
         const attn_cuda_kernel *k = attn_cuda_kernels(&count) + i;
         if (i >= count) return false;
-        if (attn_dtype_size(k->dtype) == 1) return true; /* they take few scales: the planner names them */
-        bool queries = attn_cuda_has_inner(k, &(attn_desc){ .dtype = ATTN_E4M3 }) && k->kv_dtypes >> ATTN_E4M3 & 1;
-        *t = (candidate){ .name = k->name,
-                          .cuda = k,
-                          .direction = attn_cuda_direction(k),
-                          .features = k->features | (queries ? ATTN_SCALES_Q : 0),
-                          .needs = k->needs,
-                          .dtypes = 1 << k->dtype | (queries ? 1 << ATTN_E4M3 : 0),
-                          .kv_dtypes = (int)k->kv_dtypes,
-                          .dim = k->dim,
-                          .dim_v = k->dim_v,
-                          .rows = INT64_MAX,
-                          .some = attn_cuda_is_variant(k),
-                          .paged = k->paged,
-                          .packed_rows = k->form == ATTN_CUDA_DECODE ? k->q_tile : 0 };
+        /* Of E4M3: they take few scales, so the planner names them, or name_transposed. */
+        if (attn_dtype_size(k->dtype) > 1) *t = candidate_of(k);
         return true;
     }
     const attn_cpu_kernel *k = attn_cpu_kernels(&count) + i;
@@ -535,6 +540,17 @@ static void name_kernel(uint64_t *state, const check_random_limits *limits, attn
     d->kernel = chosen.name, d->isa = chosen.isa;
 }
 
+/* The kernel of E4M3 to which V comes transposed, if one takes the problem. */
+static void name_transposed(attn_desc *d)
+{
+    int count;
+    const attn_cuda_kernel *k = attn_cuda_kernels(&count);
+    for (const attn_cuda_kernel *end = k + count; k < end && !d->kernel; k++) {
+        candidate t = candidate_of(k);
+        if (k->transposed && takes(&t, d) && !attn_cuda_bytes_obstacle(k, d)) d->kernel = k->name;
+    }
+}
+
 void check_random_problem(const check_random_limits *limits, uint64_t number, attn_desc *d, check_options *o)
 {
     uint64_t mixed = limits->seed, state = check_bits(&mixed) + number * 0xD1B54A32D192ED03u;
@@ -561,5 +577,7 @@ void check_random_problem(const check_random_limits *limits, uint64_t number, at
     bound(d, o);
     bool planner = limits->kernel ? strcmp(limits->kernel, "planner") == 0 : check_chance(&state, 50);
     if (!planner) name_kernel(&state, limits, d, o);
+    bool transposed = d->device == ATTN_CUDA && d->dtype == ATTN_E4M3 && !d->kernel && !limits->kernel;
+    if (transposed && check_chance(&own, 50)) name_transposed(d);
     if (check_chance(&state, 50)) draw_strategy(&state, d, o);
 }

@@ -322,7 +322,9 @@ static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
                : k->asked     ? "if asked"
                               : "no",
                k->features & ATTN_CHUNK ? "all" : "causal, window", scores_text(k, scores),
-               k->paged ? "; paged keys alone" : "");
+               k->paged        ? "; paged keys alone"
+               : k->transposed ? "; v transposed before"
+                               : "");
     }
 }
 

@@ -208,6 +208,9 @@ static void keys_side_by_side_are_spans(void **state)
         if (!strstr(info_of(&desc).kernel, "_spans") != gap) fail_msg("%s for 0x%x", info_of(&desc).kernel, desc.flags);
         expect_words(&desc, "spans      a pass finds the first and the last key of each row\n", !gap);
         expect_words(&desc, "computes all, as the device finds", desc.flags & ATTN_INTERVALS);
+        desc.kv_dtype = ATTN_E4M3; /* widened first, for either */
+        if (!strstr(info_of(&desc).kernel, "_spans") != gap) fail_msg("%s for 0x%x", info_of(&desc).kernel, desc.flags);
+        expect_words(&desc, "widened    k v of e4m3", true);
     }
     end_context(context);
 }
@@ -472,6 +475,41 @@ static void queries_of_a_byte_are_widened(void **state)
     end_context(context);
 }
 
+/* Kernels to which a pass brings V transposed: the copy in the workspace, with room for zeros behind each packed
+ * sequence; the pass counted; TMA refuses no V. */
+static void transposed_values_have_room(void **state)
+{
+    (void)state;
+    CUcontext context = fresh_context(0);
+    attn_plan *plan;
+    attn_desc desc = of_bytes();
+    desc.len_kv = 1000, desc.dim_v = 48, desc.kernel = "sm90_e4m3_d64_128x192", desc.strategy = "no-split-kv";
+    attn_plan_info plain = info_of(&desc);
+    desc.kernel = "sm90_e4m3_d64_128x192_transposed";
+    attn_plan_info transposed = info_of(&desc);
+    expect_words(&desc, "values     transposed by a pass before, to a copy", true);
+    assert_true(transposed.seconds > plain.seconds);
+    int64_t rows = desc.batch * desc.heads_kv * desc.dim_v,
+            room = (int64_t)(transposed.workspace_bytes - plain.workspace_bytes);
+    assert_in_range(room, rows * 1008, rows * 1008 + 255);
+    desc.v_stride[0] = 1000 * desc.heads_kv * 49, desc.v_stride[1] = desc.heads_kv * 49, desc.v_stride[2] = 49,
+    desc.v_stride[3] = 1;
+    expect_words(&desc, "copied     v", false);
+    expect_words(&desc, "addresses  q k o are to be multiples of 16", true);
+    memset(desc.v_stride, 0, sizeof desc.v_stride);
+    desc.flags |= ATTN_VARLEN, desc.total_q = 3000, desc.total_kv = 1500;
+    desc.kernel = "sm90_e4m3_d64_128x192";
+    plain = info_of(&desc), desc.kernel = "sm90_e4m3_d64_128x192_transposed", transposed = info_of(&desc);
+    int64_t columns = (1500 + desc.batch * (192 + 16) + 15) / 16 * 16;
+    rows = desc.heads_kv * desc.dim_v, room = (int64_t)(transposed.workspace_bytes - plain.workspace_bytes);
+    assert_in_range(room, rows * columns, rows * columns + 255);
+    desc.total_kv = INT32_MAX - 300;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "transposed v would have more than 2^31 keys");
+    desc.flags |= ATTN_SOFTCAP, desc.softcap = 30;
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_e4m3_d64_128x192_transposed");
+    end_context(context);
+}
+
 /* Scales of blocks and channels have kernels of their own; of single rows, and with a softcap, those of bf16 have them.
  * Query heads share a Q tile where its rows have one scale. */
 static void scales_of_blocks_find_their_kernels(void **state)
@@ -628,6 +666,7 @@ int main(void)
         cmocka_unit_test(pages_of_bytes_hold_whole_boxes),
         cmocka_unit_test(queries_of_a_byte_are_widened),
         cmocka_unit_test(scales_of_blocks_find_their_kernels),
+        cmocka_unit_test(transposed_values_have_room),
         cmocka_unit_test(bits_have_a_summary),
         cmocka_unit_test(features_are_predicted_as_measured),
         cmocka_unit_test(wrong_wishes_are_refused),

@@ -56,6 +56,7 @@ typedef struct attn_cuda_kernel {
     bool paged;                             /* forward: of ATTN_PAGED alone */
     bool tma;                               /* a variant that reads its tensors by TMA */
     bool spans;                             /* a row's keys, or in the backward a key's rows, lie side by side */
+    bool transposed;                        /* forward: reads V from a transposed copy */
     bool block_scales;                      /* for scales of blocks of q and k and of channels of v alone */
     uint32_t features;                      /* flags: what it computes */
     uint32_t needs;                         /* of these, what a problem must ask for */

@@ -39,7 +39,7 @@ typedef struct attn_cuda_widen_params {
     int queries;             /* it is q */
     int in_dtype;            /* attn_dtype of in */
     int rows;                /* ATTN_VARLEN: of in, over all sequences; else of a sequence */
-    int tile;                /* keys of a KV tile, which rows that see one of them read whole */
+    int tile;                /* keys of whole KV tiles, which rows that see one of them read whole */
     int block_rows;          /* ATTN_CUDA_WIDEN_ROWS */
     attn_cuda_divisor by_page;
     int *ids;        /* ATTN_PAGED: the page table of the copy: of each entry that is seen its number, or no page */

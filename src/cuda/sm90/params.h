@@ -29,6 +29,9 @@
  *   bits. attn_sm90_widen_params; grid (ceil(len_q / 8), bits_heads, planes), block 256; planes: a plane of each
  *   sequence where lengths of keys differ or bits do, else 1.
  *
+ *   attn_sm90_transpose: V, before a TRANSPOSED variant. attn_sm90_transpose_params; grid (ceil(keys /
+ *   ATTN_SM90_TRANSPOSE_KEYS), heads_kv, batch), keys: len_kv rounded up to a KV tile, block 256.
+ *
  *   attn_sm90_repack: copies tensors to others that TMA takes. attn_sm90_repack_params; grid (ceil(rows / block_rows),
  *   batch, tensors), the greatest of the tensors', block 256.
  */
@@ -44,10 +47,11 @@
  *   k  extents (dim_qk, heads_kv, len_kv, batch), box (64, 1, keys, 1), keys: of BLOCKS variants ATTN_SM90_PIECE;
  *      v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
- * A variant of paged keys: k extents (dim_qk, heads_kv, page_size, pages), box (64, 1, cache.box, 1); v likewise.
- * VARLEN: total_q and total_kv in place of the lengths, batch 1.
- * rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
- * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
+ * A TRANSPOSED variant: v extents (pitch, heads_kv, dim_v, batch), box (128, 1, dim_v of the variant, 1), or of 64
+ * columns where `keys` is no multiple of 128: of a copy, attn_sm90_transpose_params. A variant of paged keys: k extents
+ * (dim_qk, heads_kv, page_size, pages), box (64, 1, cache.box, 1); v likewise. VARLEN: total_q and total_kv in place of
+ * the lengths, batch 1. rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims
+ * up to the variant's. Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
 typedef struct __attribute__((aligned(64))) attn_sm90_map {
     unsigned long long opaque[16];
 } attn_sm90_map;
@@ -178,15 +182,36 @@ typedef struct attn_sm90_copy {
 
 #define ATTN_SM90_COPY_PIECES 1024 /* of a block at once */
 
+/* V of E4M3 for a TRANSPOSED variant. out: of each KV head dim_v rows of `pitch` keys, (batch, heads_kv, dim_v, pitch)
+ * bytes, VARLEN: batch 1. Of every 16 keys of a sequence there are key 2i, 2i + 1, 2i + 8, 2i + 9 at 4i to 4i + 3:
+ * these are the columns of S that a thread has of 16, so that it has P as the product takes it. A sequence begins at
+ * column 0, or with VARLEN at ATTN_SM90_TRANSPOSED_START(its start, its number, tile), and behind its last key there
+ * are zeros, as far as its last KV tile reaches, or the row. */
+typedef struct attn_sm90_transpose_params {
+    attn_cuda_shape shape;
+    const unsigned char *in;
+    unsigned char *out;
+    long long stride[3]; /* of in, in bytes: batch, row, head */
+    int rows;            /* of in: keys of a sequence, VARLEN: of all */
+    int pitch;           /* a multiple of 16 */
+    int tile;            /* keys of a KV tile */
+    int wide;            /* in and its strides are multiples of 16 */
+} attn_sm90_transpose_params;
+
+#define ATTN_SM90_TRANSPOSE_KEYS 128 /* of a block */
+#define ATTN_SM90_TRANSPOSED_START(start, number, tile) (((start) + (number) * ((tile) + 16) + 15) / 16 * 16)
+
 /* Of q, k and v those that are copied. */
 typedef struct attn_sm90_repack_params {
     attn_sm90_copy of[3];
 } attn_sm90_repack_params;
 
-/* Warpgroups of a forward variant: one loads; of one-byte elements with more than 128 dims one transposes. */
-#define ATTN_SM90_TRANSPOSES(bytes, dim_v) ((bytes) == 1 && (dim_v) > 128)
-#define ATTN_SM90_FORWARD_THREADS(bytes, dim_v, rows) \
-    (128 * ((rows) / ATTN_SM90_WARPGROUP_ROWS + 1 + ATTN_SM90_TRANSPOSES(bytes, dim_v)))
+/* Variants of one-byte elements with more than 128 dims: PV comes in slices, and if V is transposed there, a warpgroup
+ * of its own does it. */
+#define ATTN_SM90_SLICED(bytes, dim_v) ((bytes) == 1 && (dim_v) > 128)
+
+/* Threads of a forward variant: a warpgroup per 64 rows, one that loads, and the one that transposes V, if there is. */
+#define ATTN_SM90_FORWARD_THREADS(rows, transposers) (128 * ((rows) / ATTN_SM90_WARPGROUP_ROWS + 1 + (transposers)))
 
 #define ATTN_SM90_WARPGROUP_ROWS 64 /* of a Q tile, per consumer warpgroup */
 #define ATTN_SM90_PIECE 64          /* keys of a box of K or V, in variants of block lists alone */
@@ -197,8 +222,8 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_FIRST_ROWS(len_q, rows) ((((len_q)-1) / 64 % ((rows) / 64) + 1) * 64)
 
 /* Shared memory of a forward variant whose elements have `bytes` bytes: the stages of Q, of K and V; output on its way,
- * as many panels of it as there is room for, of 16 rows per warp; barriers and work tile info; `intervals`: the stages
- * of these. */
+ * as many panels of it as there is room for, of 16 rows per warp; barriers and work tile info; `others`: what masks
+ * have in each stage, and V that is to be transposed. */
 #define ATTN_SM90_OUTPUT_ROWS 16
 #define ATTN_SM90_ELEMENT 2 /* bytes of an element of variants, f16 or bf16 */
 #define ATTN_SM90_PANELS(dim) (((dim)*ATTN_SM90_ELEMENT + 127) / 128)
@@ -210,22 +235,20 @@ typedef struct attn_sm90_repack_params {
  * for them of one. */
 #define ATTN_SM90_RAW_STAGES(dim_v) ((dim_v) > 128 ? ATTN_SM90_ROW(dim_v, 1) / ATTN_SM90_WIDTH(dim_v, 1) : 2)
 #define ATTN_SM90_RAW_BYTES(keys, dim_v) (ATTN_SM90_RAW_STAGES(dim_v) * (keys)*ATTN_SM90_WIDTH(dim_v, 1))
-#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)             \
-    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                 \
-     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) + \
-     ((bytes) == 1 ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0))
+#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) \
+    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                     \
+     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
-#define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                                 \
-    ((ATTN_SM90_SMEM_MOST - 2048 - (intervals)-ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / \
+#define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, others)                                 \
+    ((ATTN_SM90_SMEM_MOST - 2048 - (others)-ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / \
      (128 * (rows)))
-#define ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)               \
-    (ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals) < ATTN_SM90_PANELS(dim_v) \
-         ? ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                     \
+#define ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, others)               \
+    (ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, others) < ATTN_SM90_PANELS(dim_v) \
+         ? ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, others)                     \
          : ATTN_SM90_PANELS(dim_v))
-#define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals)                             \
-    (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) +                                        \
-     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, intervals) + 2048 + \
-     (intervals))
+#define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages, others) \
+    (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) +         \
+     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, others) + 2048 + (others))
 
 /* Of a KV tile's intervals, where the variant takes them: two pairs of words a key. */
 #define ATTN_SM90_INTERVALS(keys) (16 * (keys))

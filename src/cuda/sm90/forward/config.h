@@ -14,7 +14,7 @@
 
 enum { CAUSAL, SPANS, RUNS, RANGES, BLOCKS, BITS, GENERAL };
 enum { INTERLEAVED, PINGPONG };
-enum { CONTIGUOUS, PAGED };
+enum { CONTIGUOUS, PAGED, TRANSPOSED };
 
 struct config {
     static constexpr int dtype = ATTN_DTYPE, dim = ATTN_DIM, dim_v = ATTN_DIM_V;
@@ -24,9 +24,9 @@ struct config {
     static constexpr int stages = ATTN_STAGES, q_stages = ATTN_Q_STAGES;
     static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
-    static constexpr int threads = ATTN_SM90_FORWARD_THREADS(bytes, dim_v, rows);
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
     static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
+    static constexpr bool transposed = ATTN_KV == TRANSPOSED; /* V, in a copy that a pass has written before */
 
     /* A row sees a span of keys, which a pass has found before: it comes with Q. */
     static constexpr bool spans = ATTN_MASK == SPANS;
@@ -58,9 +58,10 @@ struct config {
     /* Tiles that bits alone cut have iterations of their own, which hide pairs before scores are changed. */
     static constexpr bool cuts_apart = bits && ATTN_SCORE == PLAIN;
 
-    /* E4M3: elements have scales, also of blocks; V is transposed (transpose.h); each PV has an accumulator of its own
-     * (promoted.h). */
+    /* E4M3: elements have scales, also of blocks; V is transposed, here (transpose.h) or before; each PV has an
+     * accumulator of its own (promoted.h). */
     static constexpr bool one_byte = dtype == E4M3, block_scales = ATTN_SCORE & BLOCK_SCALES;
+    static constexpr bool transposes = one_byte && !transposed;
 
     /* Two warps of the producer's copy single keys, where pages hold no whole boxes. */
     static constexpr bool copies_keys = paged && !one_byte;
@@ -69,8 +70,9 @@ struct config {
     static constexpr bool two_outputs = one_byte && dim_v == 128;
 
     /* E4M3: PV has no registers beside S and O: it comes in slices of columns, in those of S. A warpgroup of its own
-     * transposes V: two warps would take longer than the products. */
-    static constexpr bool sliced = ATTN_SM90_TRANSPOSES(bytes, dim_v);
+     * transposes V, if it is transposed here: two warps would take longer than the products. */
+    static constexpr bool sliced = ATTN_SM90_SLICED(bytes, dim_v), transposers = sliced && transposes;
+    static constexpr int threads = ATTN_SM90_FORWARD_THREADS(rows, transposers);
 
     /* Ping-pong warpgroups wait for turns to issue products. */
     static constexpr bool turns = pingpong && (!one_byte || sliced);
@@ -81,7 +83,8 @@ struct config {
 
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
-    static constexpr int held_of_bytes = dim_v == 192 ? 96 : dim_v > 64 ? 0 : dim;
+    static constexpr int held_in_slices = dim_v == 192 ? (transposed ? 192 : 96) : transposed ? 64 : 0;
+    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v == 128 ? 0 : dim;
     static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
@@ -89,11 +92,11 @@ struct config {
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. A producer that walks a mask has more. */
-    static constexpr int consumer_registers = rows == 256   ? 112
-                                              : rows == 192 ? (walks ? 152 : 160)
-                                              : walks       ? 224
-                                              : two_outputs ? 240
-                                                            : 232;
+    static constexpr int consumer_registers = rows == 256                             ? 112
+                                              : rows == 192                           ? (walks ? 152 : 160)
+                                              : walks                                 ? 224
+                                              : two_outputs || (sliced && transposed) ? 240
+                                                                                      : 232;
     static constexpr int producer_registers = rows == 256             ? (spans ? 32 : 24)
                                               : walks                 ? 56
                                               : rows == 192           ? 32
@@ -118,8 +121,11 @@ struct config {
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
-    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, 32>; /* a panel is a step of PV */
+    /* V transposed here: a panel is a step of PV. */
+    static constexpr int width_keys = transposed ? ATTN_SM90_WIDTH(keys, 1) : 32;
+    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, width_keys>;
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
+    static constexpr int raw_bytes = transposes ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0;
     /* Of a KV tile's intervals, in each stage. */
     static constexpr int interval_bytes = intervals ? ATTN_SM90_INTERVALS(keys) : 0;
     /* Of a Q tile's spans, in each stage of Q; and room for what is told of items. */
@@ -131,10 +137,11 @@ struct config {
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
-    static constexpr int o_panels = bias ? 0
-                                         : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
-                                                                   interval_bytes *stages + span_bytes * q_stages +
-                                                                       span_room - (spans ? ATTN_SM90_SPAN_SAVED : 0));
+    static constexpr int o_panels =
+        bias ? 0
+             : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
+                                       raw_bytes + interval_bytes * stages + span_bytes * q_stages + span_room -
+                                           (spans ? ATTN_SM90_SPAN_SAVED : 0));
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -28,8 +28,8 @@ extern "C" __global__ void __launch_bounds__(config::threads, 1)
         if (warp == 0) produce<mask>(p, &s);
         if (warp == 1) schedule<mask>(p, &s);
         if constexpr (config::copies_keys) copy_ordered_keys(p, &s, warp);
-        if constexpr (config::one_byte && !config::sliced) transpose_values(&s, warp - 2);
-    } else if (config::sliced && threadIdx.x >= config::threads - 128) {
+        if constexpr (config::transposes && !config::transposers) transpose_values(&s, warp - 2);
+    } else if (config::transposers && threadIdx.x >= config::threads - 128) {
         REGISTERS_DROP(config::producer_registers);
         transpose_values(&s, uniform(threadIdx.x / 32) % 4);
     } else {

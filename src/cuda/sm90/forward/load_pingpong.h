@@ -53,7 +53,7 @@ struct pingpong_loads : kv_source {
         if constexpr (config::bias) {
             if (keys.row >= 0) bias.load(p, s, &b);
         }
-        if constexpr (config::one_byte)
+        if constexpr (config::transposes)
             load_raw(p, s, this, &v, pending);
         else
             load_tensor<config::v_tile>(p, s, &p->v_map, V, config::k_tile::bytes, &v, pending);
@@ -63,7 +63,7 @@ struct pingpong_loads : kv_source {
     INLINE void end(const attn_sm90_params *p, const shared *s)
     {
         kv_source::end(p, s);
-        if constexpr (config::one_byte) end_raw(s, v, kv_source::lanes);
+        if constexpr (config::transposes) end_raw(s, v, kv_source::lanes);
     }
 };
 

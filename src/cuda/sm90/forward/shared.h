@@ -81,7 +81,7 @@ struct kv_tile_info {
 enum { K, V = config::pingpong, B = 2 * V, PIPELINES = V + 1 + (config::pingpong && config::bias) };
 
 using order_ring = members<copy_orders, config::copies_keys>;
-using transpose_members = members<transpose_ring, config::one_byte>;
+using transpose_members = members<transpose_ring, config::transposes>;
 
 struct storage : order_ring, transpose_members, stage_scales {
     pipeline<config::q_parts> q;
@@ -109,7 +109,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     EXPECT(!config::spans || shared_address(memory) % 1024 == 0); /* ATTN_SM90_SPAN_SAVED */
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
     u32 raw = kv + config::stages * config::stage_bytes;
-    u32 o = raw + (config::one_byte ? ATTN_SM90_RAW_BYTES(config::keys, config::dim_v) : 0);
+    u32 o = raw + config::raw_bytes;
     u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
     return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
@@ -120,7 +120,7 @@ DEVICE void init_stage(u32 full, u32 empty, int arrivals, int consumers = config
     barrier_init(empty, 4 * consumers);
 }
 
-/* Before any role begins. arrivals: at a stage of K or V; of transposed V, those of the warps that write it. */
+/* Before any role begins. arrivals: at a stage of K or V; where V is transposed here, those of the warps that do it. */
 DEVICE void init_shared(const shared *s, int arrivals)
 {
     if (threadIdx.x == 0) {
@@ -131,9 +131,9 @@ DEVICE void init_shared(const shared *s, int arrivals)
         for (int i = 0; i < config::stages; i++)
             for (int tensor = 0; tensor < PIPELINES; tensor++)
                 init_stage(BARRIER(s, kv[tensor].full[i]), BARRIER(s, kv[tensor].empty[i]),
-                           config::one_byte && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
+                           config::transposes && tensor == V ? (int)TRANSPOSING_WARPS : arrivals);
         if constexpr (config::copies_keys) init_orders(s->store->order_ring::get());
-        if constexpr (config::one_byte) init_transposing(s->store->transpose_members::get(), arrivals);
+        if constexpr (config::transposes) init_transposing(s->store->transpose_members::get(), arrivals);
         barrier_init_fence();
     }
     __syncthreads();

@@ -41,7 +41,7 @@ template <bool cut> DEVICE void transpose_panel(u32 from, u32 to, u32 warp, int 
     using loaded = config::loaded_v_tile;
     using transposed = config::transposed_v_tile;
     constexpr int blocks = loaded::panel_columns / 32, step = 16 * TRANSPOSING_WARPS;
-    static_assert(transposed::width == 32, "a panel of the transposed tile is a step of PV");
+    static_assert(!config::transposes || transposed::width == 32, "a panel of the transposed tile is a step of PV");
     u32 lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
     u32 key = warp * 16 + matrix % 2 * 8 + row, piece = matrix / 2 ^ swizzle_of_row<loaded::width>(key);
     u32 column = matrix / 2 * 32 + 2 * row + (row / 4 ^ matrix % 2);

@@ -7,7 +7,7 @@
 #include "sm90/common/pipeline.h"
 #include "sm90/forward/config.h"
 
-enum { TRANSPOSING_WARPS = config::sliced ? 4 : 2, RAW_STAGES = ATTN_SM90_RAW_STAGES(config::dim_v) };
+enum { TRANSPOSING_WARPS = config::transposers ? 4 : 2, RAW_STAGES = ATTN_SM90_RAW_STAGES(config::dim_v) };
 
 /* valid: how many keys of the tile the sequence has, or NO_MORE. */
 enum { NO_MORE = -1 };

@@ -68,9 +68,10 @@ bool attn_sm90_cost_forward(const attn_cuda_problem *of, const attn_cuda_kernel 
     p.desc = &typical, p.device = device = &as;
     double widened = attn_sm90_widens_kv(desc, kernel) ? attn_sm90_widened_traffic(&typical, pairs) : 0;
     if (widened > 0) { /* the kernel reads the copy */
-        p.widening = attn_sm90_widening_seconds(&typical, pairs, device);
+        p.passes = attn_sm90_widening_seconds(&typical, pairs, device);
         typical.kv_dtype = typical.dtype, typical.flags &= ~(uint32_t)ATTN_SCALES_KV;
     }
+    if (kernel->transposed) p.passes = attn_sm90_transposing_seconds(&typical, kernel, device);
     if (kernel->form == ATTN_CUDA_FALLBACK) {
         attn_sm90_predict_fallback(&typical, device, kernel, choice);
         return true;

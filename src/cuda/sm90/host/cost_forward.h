@@ -15,7 +15,7 @@ typedef struct attn_sm90_forward_problem {
     const attn_cuda_kernel *kernel;
     double clocks[ATTN_CONSTANTS]; /* of the kernel */
     attn_choice start;             /* pairs and flops */
-    double widening;               /* seconds before the kernel */
+    double passes;                 /* that widen or transpose: seconds before the kernel */
 } attn_sm90_forward_problem;
 
 /* Query rows that share a tile of one KV head; 0: `pack` heads do not fit it. Dropout's blocks of rows are of one head.

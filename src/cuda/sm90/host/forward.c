@@ -225,7 +225,8 @@ static void describe(const attn_plan *plan, attn_text_buffer *words)
     if (own->base.common.cache.passes) attn_say(words, "; L2 gives them up before other lines");
     if (c->kernel->paged && !own->base.common.cache.box) attn_say(words, "no multiple of 8: threads copy key by key");
     if (d->dtype == ATTN_E4M3 && attn_cuda_is_variant(c->kernel))
-        attn_say(words, "\nvalues     transposed per tile in shared memory; PV of a tile added to O in f32");
+        attn_say(words, "\nvalues     transposed %s; PV of a tile added to O in f32",
+                 c->kernel->transposed ? "by a pass before, to a copy" : "per tile in shared memory");
     attn_say(words, "\ngrid       ");
     if (attn_cuda_is_variant(c->kernel))
         attn_say(words, "%d CTAs of %u threads and %u KiB, %d work items, scheduler %s, %d head%s at a time\n", s->grid,

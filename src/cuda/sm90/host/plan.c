@@ -30,7 +30,8 @@ void attn_sm90_start(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     for (int i = 0; i < attn_sm90_tensors(d) && k->tma; i++)
-        plan->copied[i] = widens_tensor(d, k, i) || !(attn_sm90_tma_takes(d, i) || holds(plan, i));
+        plan->copied[i] =
+            widens_tensor(d, k, i) || attn_sm90_transposes(k, i) || !(attn_sm90_tma_takes(d, i) || holds(plan, i));
     attn_cuda_fill(d, summarised(plan)->kv_tile, &plan->common);
 }
 
@@ -98,8 +99,8 @@ static bool lay_out(const attn_desc *d, attn_sm90_plan *plan)
                 attn_cuda_append(&plan->cuda, bit_tiles(d, c->kernel), 8, &plan->bit_tiles_at) &&
                 attn_sm90_lay_out_widened(d, plan);
     for (int i = 0; i < attn_sm90_tensors(d) && fits; i++) {
-        attn_sm90_tensor t = attn_sm90_repacked(d, i);
-        double elements = (double)t.extent[0] * (double)t.extent[1] * (double)t.stride[1];
+        attn_sm90_tensor t = attn_sm90_copied(d, c->kernel, i);
+        double elements = (double)t.extent[0] * (double)t.stride[0];
         fits = attn_cuda_append(&plan->cuda, plan->copied[i] ? elements : 0, (double)attn_dtype_size(d->dtype),
                                 &plan->copies[i]);
     }
@@ -171,7 +172,7 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
     const attn_desc *d = problem->desc;
     bool widens = attn_sm90_widens_kv(d, k), copies = false;
     for (int i = ATTN_SM90_Q; i <= ATTN_SM90_V; i++)
-        copies = copies || (plan->copied[i] && !widens_tensor(d, k, i));
+        copies = copies || (plan->copied[i] && !widens_tensor(d, k, i) && !attn_sm90_transposes(k, i));
     attn_status status = attn_cuda_load_fallback(problem, context, k, fallback, &plan->fallback);
     if (!status && attn_sm90_widens_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_widen_bits", 0, &plan->widen_bits);
@@ -185,6 +186,7 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
     if (!status && attn_sm90_summarises_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_bit_tiles", 0, &plan->find_bit_tiles);
     if (!status && copies) status = attn_cuda_load(context, NULL, "attn_sm90_repack", 0, &plan->repack);
+    if (!status && k->transposed) status = attn_cuda_load(context, NULL, "attn_sm90_transpose", 0, &plan->transpose);
     if (!status && widens) status = attn_cuda_load_dtype(context, d->dtype, "widen", &plan->widen);
     return status;
 }
@@ -196,7 +198,8 @@ static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool cop
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
     for (int i = 0; i < attn_sm90_tensors(d); i++)
-        if (plan->copied[i] == copied && !widens_tensor(d, plan->cuda.chosen.kernel, i) && !holds(plan, i))
+        if (plan->copied[i] == copied && !widens_tensor(d, plan->cuda.chosen.kernel, i) && !holds(plan, i) &&
+            !attn_sm90_transposes(plan->cuda.chosen.kernel, i))
             attn_say(words, "%s", names[i]);
 }
 
@@ -204,7 +207,7 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
 {
     const attn_desc *d = &plan->desc;
     const attn_sm90_plan *own = plan->own;
-    int copied = 0, widened = own->widen ? 2 : 0, tensors = attn_sm90_tensors(d);
+    int copied = 0, others = own->widen ? 2 : own->transpose ? 1 : 0, tensors = attn_sm90_tensors(d);
     bool of_keys = d->direction == ATTN_BACKWARD;
     const char *one = of_keys ? "key" : "row", *other = of_keys ? "row" : "key";
     if (own->find_spans) attn_say(words, "spans      a pass finds the first and the last %s of each %s\n", other, one);
@@ -220,7 +223,7 @@ void attn_sm90_describe(const attn_plan *plan, bool stores_wide, attn_text_buffe
     for (int i = 0; i < tensors; i++)
         copied += own->copied[i];
     if (own->widen) attn_sm90_say_widened(d, own, words);
-    if (copied > widened) {
+    if (copied > others) {
         attn_say(words, "copied    ");
         say_tensors(d, own, true, words);
         attn_say(words, " first, which TMA does not take as they lie\n");

@@ -206,7 +206,7 @@ attn_sm90_forward_choice attn_sm90_predict_forward(const attn_sm90_forward_probl
     for (int i = 0; i < ATTN_CONSTANTS; i++)
         all += count[i] * p->clocks[i];
     double merging = merging_seconds(p->device, parts) + (last > 0 && last < tiles ? tail_seconds : 0);
-    merging += attn_sm90_bits_seconds(d, k, p->device) + attn_sm90_repack_seconds(d, k, p->device) + p->widening;
+    merging += attn_sm90_bits_seconds(d, k, p->device) + attn_sm90_repack_seconds(d, k, p->device) + p->passes;
     if (k->spans) merging += spans_seconds + (d->flags & ATTN_INTERVALS ? instead_seconds : 0);
     bool few = d->len_q * (d->heads_q / d->heads_kv) <= FEW_ROWS;
     if (few) merging += few_rows_seconds;

@@ -85,6 +85,7 @@ attn_status attn_sm90_prepare(const attn_cuda_call *c, attn_sm90_params *p, unsi
     const attn_sm90_plan *plan = (const attn_sm90_plan *)c->cuda;
     attn_status status = attn_sm90_bind_maps(c, p);
     if (!status) status = attn_sm90_repack(c);
+    if (!status && plan->transpose) status = attn_sm90_transpose(c, &p->shape);
     if (!status && counter && !plan->find_spans) status = attn_cuda_clear(c, counter, sizeof *counter);
     if (!status) status = attn_sm90_widen_bits(c, p);
     if (!status && plan->find_bit_tiles) status = find_bit_tiles(c, plan, p);

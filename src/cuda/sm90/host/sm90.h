@@ -34,7 +34,7 @@ typedef struct attn_sm90_plan {
         copies[ATTN_SM90_TENSORS];
     uint64_t ids_at, unfit_at; /* of keys that are widened */
     /* NULL: not needed; variant: the kernel is a fallback kernel */
-    CUfunction variant, summarise, find_spans, widen_bits, find_bit_tiles, repack, widen;
+    CUfunction variant, summarise, find_spans, widen_bits, find_bit_tiles, repack, transpose, widen;
 } attn_sm90_plan;
 
 /* ---- tensors (tensors.c) ------------------------------------------------------------------- */
@@ -75,6 +75,15 @@ static inline bool attn_sm90_widens_kv(const attn_desc *desc, const attn_cuda_ke
  * of the page table. */
 attn_sm90_tensor attn_sm90_repacked(const attn_desc *desc, int which);
 
+/* The copy of a tensor that a kernel reads in its place: V as attn_sm90_transpose_params has it, keys in the place of
+ * dims and dims in that of rows, where the kernel takes it so; else as repacked. */
+attn_sm90_tensor attn_sm90_copied(const attn_desc *desc, const attn_cuda_kernel *kernel, int which);
+
+static inline bool attn_sm90_transposes(const attn_cuda_kernel *kernel, int which)
+{
+    return which == ATTN_SM90_V && kernel->transposed;
+}
+
 /* Whether TMA takes its strides, and the kernels its dtype. */
 bool attn_sm90_tma_takes(const attn_desc *desc, int which);
 
@@ -91,11 +100,14 @@ attn_status attn_sm90_bind_map(const attn_cuda_call *call, int which, attn_sm90_
 /* Whether a variant takes the addresses of all tensors that it reads where they lie. */
 bool attn_sm90_aligned(const attn_cuda_call *call);
 
-/* Copies of q, k and v where they are copied first. */
+/* Copies of q, k and v where they are copied first; and of V where it is transposed, of a run's shape. */
 attn_status attn_sm90_repack(const attn_cuda_call *call);
+attn_status attn_sm90_transpose(const attn_cuda_call *call, const attn_cuda_shape *shape);
 
-/* What that takes: a launch, reading and writing. */
+/* What these take: launches, reading and writing. */
 double attn_sm90_repack_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel, const attn_cuda_device *device);
+double attn_sm90_transposing_seconds(const attn_desc *desc, const attn_cuda_kernel *kernel,
+                                     const attn_cuda_device *device);
 
 /* ---- keys of a byte, widened (widen.c) ----------------------------------------------------- */
 

@@ -24,6 +24,7 @@ enum {
     ATTN_SM90_GENERAL = ATTN_SM90_RANGES | ATTN_CUDA_MASKS,
     ATTN_SM90_CONTIGUOUS = 0,
     ATTN_SM90_PAGED = ATTN_PAGED,
+    ATTN_SM90_TRANSPOSED = 0,
     ATTN_SM90_PLAIN = 0,
     ATTN_SM90_SCORE_MOD = ATTN_CUDA_SCORES,
     ATTN_SM90_SOFTCAP = ATTN_SOFTCAP,
@@ -84,6 +85,13 @@ enum {
 /* A row's score is BLOCK_SCALES. */
 #define ATTN_SM90_HAS_BLOCK_SCALES(score_) ((unsigned)ATTN_SM90_##score_ == ATTN_SM90_BLOCK_SCALES)
 
+/* A row's kv is TRANSPOSED: V comes so. */
+enum { ATTN_SM90_TAKES_CONTIGUOUS = 0, ATTN_SM90_TAKES_PAGED = 0, ATTN_SM90_TAKES_TRANSPOSED = 1 };
+
+/* Bytes of V that the kernel transposes itself. */
+#define ATTN_SM90_RAW(dtype_, kv_tile_, dim_v_, kv_) \
+    (ATTN_SM90_BYTES_##dtype_ == 1 && !ATTN_SM90_TAKES_##kv_ ? ATTN_SM90_RAW_BYTES(kv_tile_, dim_v_) : 0)
+
 /* By its score: what it always changes. */
 #define ATTN_SM90_ALWAYS(score_) \
     (ATTN_SM90_##score_ & (ATTN_SM90_##score_ == ATTN_SM90_SCORE_MOD ? 0 : ATTN_SM90_SCORE_MOD))
@@ -98,11 +106,9 @@ enum {
           ? ATTN_CAUSAL                                                                                              \
           : 0))
 
-/* What a row of SPANS takes no part in: keys of a byte, which are widened as far as one variant reads them; with ALiBi
- * a prefix, whose keys come after a row. */
-#define ATTN_SM90_LACKS(mask_, score_)                                                                                 \
-    (ATTN_SM90_HAS_SPANS(mask_) ? (unsigned)ATTN_SCALES_KV | (ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI ? ATTN_PREFIX : 0) \
-                                : 0)
+/* What a row of SPANS takes no part in: with ALiBi a prefix, whose keys come after a row. */
+#define ATTN_SM90_LACKS(mask_, score_) \
+    (ATTN_SM90_HAS_SPANS(mask_) && ATTN_SM90_ALWAYS(score_) & ATTN_ALIBI ? (unsigned)ATTN_PREFIX : 0u)
 
 /* In the backward: a work item does not know how many others see a Q tile, so these add in no order. */
 #define ATTN_SM90_UNORDERED(mask_) (ATTN_SM90_HAS_SPANS(mask_) ? (unsigned)ATTN_DETERMINISTIC : 0)
@@ -150,27 +156,29 @@ enum {
     ATTN_SM90_FALLBACK_BACKWARD(f32, F32), ATTN_SM90_FALLBACK_BACKWARD(f16, F16), \
         ATTN_SM90_FALLBACK_BACKWARD(bf16, BF16),
 
-#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,   \
-                  score_, kv_, spills_, made_, ...)                                                                   \
-    {                                                                                                                 \
-        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,       \
-        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_,                                                            \
-        .kv_dtypes = 1u << ATTN_##dtype_ | (ATTN_SM90_HAS_SPANS(mask_) ? 0 : ATTN_SM90_WIDENS_##dtype_), .dim = dim_, \
-        .dim_v = dim_v_, .q_tile = q_tile_, .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true,        \
-        .paged = ATTN_SM90_##kv_ != 0, .spans = ATTN_SM90_HAS_SPANS(mask_),                                           \
-        .block_scales = ATTN_SM90_HAS_BLOCK_SCALES(score_),                                                           \
-        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_) &          \
-                    ~ATTN_SM90_LACKS(mask_, score_),                                                                  \
-        .needs = ATTN_SM90_NEEDS(mask_, score_),                                                                      \
-        .threads = ATTN_SM90_FORWARD_THREADS(ATTN_SM90_BYTES_##dtype_, dim_v_, q_tile_),                              \
-        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                \
-                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                      \
-                                            ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_))       \
-                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, \
-                                       ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_)),           \
-        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {           \
-            __VA_ARGS__                                                                                               \
-        }                                                                                                             \
+#define ATTN_SM90(name_, dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_, schedule_, s_buffers_, mask_,    \
+                  score_, kv_, spills_, made_, ...)                                                                    \
+    {                                                                                                                  \
+        .arch = &attn_sm90, .name = "sm90_" #name_, .symbol = "attn_sm90_" #name_, .unit = "attn_sm90_" #name_,        \
+        .form = ATTN_CUDA_FORWARD, .dtype = ATTN_##dtype_,                                                             \
+        .kv_dtypes = 1u << ATTN_##dtype_ | ATTN_SM90_WIDENS_##dtype_, .dim = dim_, .dim_v = dim_v_, .q_tile = q_tile_, \
+        .kv_tile = kv_tile_, .stages = stages_, .cluster = 1, .tma = true, .paged = ATTN_SM90_##kv_ != 0,              \
+        .spans = ATTN_SM90_HAS_SPANS(mask_), .transposed = ATTN_SM90_TAKES_##kv_,                                      \
+        .block_scales = ATTN_SM90_HAS_BLOCK_SCALES(score_),                                                            \
+        .features = (ATTN_SM90_##mask_ | ATTN_SM90_##score_ | ATTN_SM90_##kv_ | ATTN_SM90_SCALES_##dtype_) &           \
+                    ~ATTN_SM90_LACKS(mask_, score_),                                                                   \
+        .needs = ATTN_SM90_NEEDS(mask_, score_),                                                                       \
+        .threads = ATTN_SM90_FORWARD_THREADS(q_tile_, ATTN_SM90_SLICED(ATTN_SM90_BYTES_##dtype_, dim_v_) &&            \
+                                                          !ATTN_SM90_TAKES_##kv_),                                     \
+        .shared = ATTN_SM90_ALWAYS(score_) & ATTN_BIAS                                                                 \
+                      ? ATTN_SM90_BIAS_SMEM(dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,                       \
+                                            ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_))        \
+                      : ATTN_SM90_SMEM(ATTN_SM90_BYTES_##dtype_, dim_, dim_v_, q_tile_, kv_tile_, stages_, q_stages_,  \
+                                       ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_) +            \
+                                           ATTN_SM90_RAW(dtype_, kv_tile_, dim_v_, kv_)),                              \
+        .source = "sm90/forward/forward.cu", .spills = spills_, .asked = ATTN_SM90_IS_##made_, .options = {            \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
     }
 
 #define ATTN_SM90_DECODE(name_, dtype_, dim_, dim_v_, kv_, kv_tile_, stages_, spills_, made_, ...)                     \

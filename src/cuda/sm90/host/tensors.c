@@ -40,6 +40,23 @@ attn_sm90_tensor attn_sm90_repacked(const attn_desc *d, int which)
     return t;
 }
 
+/* Columns of transposed V: of a sequence, or of all that are packed. */
+static int64_t transposed_keys(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    if (d->flags & ATTN_VARLEN) return ATTN_SM90_TRANSPOSED_START(d->total_kv, d->batch, k->kv_tile);
+    return attn_round_up(d->len_kv, 16);
+}
+
+attn_sm90_tensor attn_sm90_copied(const attn_desc *d, const attn_cuda_kernel *k, int which)
+{
+    if (!attn_sm90_transposes(k, which)) return attn_sm90_repacked(d, which);
+    attn_sm90_tensor v = attn_sm90_tensor_of(d, which), t = { .extent = { v.extent[0], d->dim_v, d->heads_kv } };
+    t.extent[3] = t.stride[1] = transposed_keys(d, k);
+    t.stride[2] = t.stride[1] * t.extent[1];
+    t.stride[0] = t.stride[2] * t.extent[2];
+    return t;
+}
+
 /* TMA takes addresses and strides of a multiple of 16 bytes, the latter above 0 and below 2^40; the kernels take
  * elements of 16 bits, or E4M3. */
 bool attn_sm90_tma_takes(const attn_desc *d, int which)
@@ -63,7 +80,7 @@ bool attn_sm90_is_staged(const attn_desc *d)
 attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, int which, int pack, attn_sm90_map *map)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
-    attn_sm90_tensor t = plan->copied[which] ? attn_sm90_repacked(d, which) : attn_sm90_tensor_of(d, which);
+    attn_sm90_tensor t = plan->copied[which] ? attn_sm90_copied(d, k, which) : attn_sm90_tensor_of(d, which);
     bool bias = which == ATTN_SM90_BIAS_MAP, one_row = bias && attn_sm90_bias_has_one_row(d, pack);
     uint32_t heads = which == ATTN_SM90_Q || (bias && !one_row) ? (uint32_t)pack : 1;
     attn_dtype dtype = dtype_of(d, which);
@@ -71,11 +88,14 @@ attn_status attn_sm90_fill_map(const attn_desc *d, const attn_sm90_plan *plan, i
     const uint32_t keys = attn_cuda_gathers(k) ? ATTN_SM90_PIECE : (uint32_t)k->kv_tile;
     const uint32_t rows[] = { k->spans && heads == 1 ? ATTN_SM90_WARPGROUP_ROWS : (uint32_t)k->q_tile / heads,
                               keys,
-                              keys,
+                              attn_sm90_transposes(k, which) ? (uint32_t)k->dim_v : keys,
                               (uint32_t)k->q_tile,
                               ATTN_SM90_OUTPUT_ROWS,
                               one_row ? 1 : (uint32_t)k->q_tile / heads };
-    int dim = which == ATTN_SM90_V ? k->dim_v : k->dim, width = size == 1 ? ATTN_SM90_WIDTH(dim, 1) : 128;
+    int dim = attn_sm90_transposes(k, which) ? k->kv_tile
+              : which == ATTN_SM90_V         ? k->dim_v
+                                             : k->dim,
+        width = size == 1 ? ATTN_SM90_WIDTH(dim, 1) : 128;
     uint32_t box[4] = { (uint32_t)width / (uint32_t)size, heads, rows[which], 1 }, step[4] = { 1, 1, 1, 1 };
     bool pages = k->paged && (which == ATTN_SM90_K || which == ATTN_SM90_V);
     if (pages && attn_cuda_page_box(k, d)) box[2] = (uint32_t)attn_cuda_page_box(k, d);
@@ -155,7 +175,8 @@ attn_status attn_sm90_repack(const attn_cuda_call *c)
     attn_sm90_repack_params p = { .of[0].batch = 0 };
     int64_t blocks = 0, batch = 0, tensors = 0;
     for (int i = 0; i < 3; i++) {
-        if (!plan_of(c)->copied[i] || (i != ATTN_SM90_Q && plan_of(c)->widen)) continue;
+        const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+        if (!plan_of(c)->copied[i] || (i != ATTN_SM90_Q && plan_of(c)->widen) || attn_sm90_transposes(k, i)) continue;
         attn_sm90_copy *copy = &p.of[tensors++];
         *copy = copy_of(c, i);
         int64_t wanted = attn_ceil_div(copy->rows, copy->block_rows);
@@ -171,8 +192,36 @@ double attn_sm90_repack_seconds(const attn_desc *d, const attn_cuda_kernel *k, c
     for (int i = 0; i < 3 && k->tma; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(d, i);
         double elements = (double)t.extent[0] * (double)t.stride[0];
-        if (!attn_sm90_tma_takes(d, i) && (i == ATTN_SM90_Q || !attn_sm90_widens_kv(d, k)))
+        if (!attn_sm90_tma_takes(d, i) && !attn_sm90_transposes(k, i) &&
+            (i == ATTN_SM90_Q || !attn_sm90_widens_kv(d, k)))
             bytes += 2 * elements * (double)attn_dtype_size(d->dtype);
     }
     return bytes > 0 ? launch + bytes / attn_cuda_bandwidth(device, "l2") : 0;
+}
+
+/* ---- V, transposed ------------------------------------------------------------------------------ */
+
+attn_status attn_sm90_transpose(const attn_cuda_call *c, const attn_cuda_shape *shape)
+{
+    const attn_desc *d = &c->plan->desc;
+    const attn_sm90_plan *plan = plan_of(c);
+    const attn_cuda_kernel *k = c->cuda->chosen.kernel;
+    attn_sm90_tensor v = attn_sm90_tensor_of(d, ATTN_SM90_V);
+    attn_sm90_transpose_params p = { .shape = *shape,
+                                     .in = c->args->v,
+                                     .out = attn_cuda_at(c, plan->copies[ATTN_SM90_V]),
+                                     .stride = { v.stride[0], v.stride[1], v.stride[2] },
+                                     .rows = (int)v.extent[1],
+                                     .pitch = (int)attn_sm90_copied(d, k, ATTN_SM90_V).extent[3],
+                                     .tile = k->kv_tile,
+                                     .wide = attn_sm90_tma_takes(d, ATTN_SM90_V) && (uintptr_t)c->args->v % 16 == 0 };
+    int64_t keys = attn_round_up(d->len_kv, k->kv_tile);
+    return attn_cuda_launch(c, "attn_sm90_transpose", plan->transpose, attn_ceil_div(keys, ATTN_SM90_TRANSPOSE_KEYS),
+                            d->heads_kv, d->batch, 256, &p);
+}
+
+double attn_sm90_transposing_seconds(const attn_desc *d, const attn_cuda_kernel *k, const attn_cuda_device *device)
+{
+    attn_sm90_tensor t = attn_sm90_copied(d, k, ATTN_SM90_V);
+    return attn_cuda_converting_seconds(device, 2 * (double)t.extent[0] * (double)t.stride[0], false);
 }

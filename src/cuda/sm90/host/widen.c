@@ -68,6 +68,13 @@ static int rows_of_block(const attn_cuda_widen_params *w)
     return ATTN_CUDA_WIDEN_ROWS((k > v ? k : v) * w->shape.heads_kv);
 }
 
+/* Keys of whole KV tiles of each variant that may read the copy. */
+static int64_t tile_of_all(const attn_sm90_plan *plan)
+{
+    int64_t own = plan->cuda.chosen.kernel->kv_tile, other = plan->instead.kernel ? plan->instead.kernel->kv_tile : own;
+    return own / attn_cuda_common(own, other) * other;
+}
+
 attn_status attn_sm90_widen_kv(const attn_cuda_call *c, const attn_cuda_params *p)
 {
     const attn_desc *d = &c->plan->desc;
@@ -80,7 +87,7 @@ attn_status attn_sm90_widen_kv(const attn_cuda_call *c, const attn_cuda_params *
                                          widened_of(c, ATTN_SM90_V, p->tensors.v, p->tensors.v_stride, scales.v) },
                                  .in_dtype = scales.kv_dtype,
                                  .rows = (int)(d->flags & ATTN_VARLEN ? d->total_kv : d->len_kv),
-                                 .tile = c->cuda->chosen.kernel->kv_tile,
+                                 .tile = (int)tile_of_all(plan),
                                  .by_page = attn_cuda_divisor_of(d->page_size ? d->page_size : 1),
                                  .ids = attn_cuda_at(c, plan->ids_at),
                                  .unfit = attn_cuda_at(c, plan->unfit_at) };
