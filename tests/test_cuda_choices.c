@@ -483,9 +483,9 @@ static void transposed_values_have_room(void **state)
     CUcontext context = fresh_context(0);
     attn_plan *plan;
     attn_desc desc = of_bytes();
-    desc.len_kv = 1000, desc.dim_v = 48, desc.kernel = "sm90_e4m3_d64_128x192", desc.strategy = "no-split-kv";
+    desc.len_kv = 1000, desc.dim_v = 48, desc.kernel = "sm90_e4m3_d128_128x128", desc.strategy = "no-split-kv";
     attn_plan_info plain = info_of(&desc);
-    desc.kernel = "sm90_e4m3_d64_128x192_transposed";
+    desc.kernel = "sm90_e4m3_d128_128x128_transposed";
     attn_plan_info transposed = info_of(&desc);
     expect_words(&desc, "values     transposed by a pass before, to a copy", true);
     assert_true(transposed.seconds > plain.seconds);
@@ -498,15 +498,15 @@ static void transposed_values_have_room(void **state)
     expect_words(&desc, "addresses  q k o are to be multiples of 16", true);
     memset(desc.v_stride, 0, sizeof desc.v_stride);
     desc.flags |= ATTN_VARLEN, desc.total_q = 3000, desc.total_kv = 1500;
-    desc.kernel = "sm90_e4m3_d64_128x192";
-    plain = info_of(&desc), desc.kernel = "sm90_e4m3_d64_128x192_transposed", transposed = info_of(&desc);
-    int64_t columns = (1500 + desc.batch * (192 + 16) + 15) / 16 * 16;
+    desc.kernel = "sm90_e4m3_d128_128x128";
+    plain = info_of(&desc), desc.kernel = "sm90_e4m3_d128_128x128_transposed", transposed = info_of(&desc);
+    int64_t columns = (1500 + desc.batch * (128 + 16) + 15) / 16 * 16;
     rows = desc.heads_kv * desc.dim_v, room = (int64_t)(transposed.workspace_bytes - plain.workspace_bytes);
     assert_in_range(room, rows * columns, rows * columns + 255);
     desc.total_kv = INT32_MAX - 300;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "transposed v would have more than 2^31 keys");
     desc.flags |= ATTN_SOFTCAP, desc.softcap = 30;
-    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_e4m3_d64_128x192_transposed");
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_e4m3_d128_128x128_transposed");
     end_context(context);
 }
 

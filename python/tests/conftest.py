@@ -1,6 +1,23 @@
-"""What the tests share: attention as its definition says, in double precision."""
+"""What the tests share: attention as its definition says, in double precision; and which of the long ones run."""
+import os
+
 import numpy as np
 import pytest
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: takes seconds; where ATTN_TEST_SHARE asks for a share, each second one runs")
+
+
+def pytest_collection_modifyitems(items):
+    """By turns, of ATTN_TEST_TURN, other than those of the version of Transformers (script/test-python)."""
+    if os.environ.get("ATTN_TEST_SHARE", "1") == "1":
+        return
+    turn = int(os.environ.get("ATTN_TEST_TURN", "0")) // 2
+    long = [item for item in items if item.get_closest_marker("long")]
+    for number, item in enumerate(long):
+        if (number + turn) % 2:
+            item.add_marker(pytest.mark.skip(reason="another share's"))
 
 
 def visible_pairs(rows, keys, causal=False, window=None, chunk=None):

@@ -41,6 +41,7 @@ def rows_of(part, folder):
     return rows
 
 
+@pytest.mark.long
 def test_train(tmp_path):
     rows = rows_of("train", tmp_path)
     timed = [row for row in rows if row["ms"]]
@@ -88,6 +89,7 @@ def test_copying_needs_attention():
     assert torch.equal(tokens[:, :16], tokens[:, 16:]) and not torch.equal(tokens, draw(4))
 
 
+@pytest.mark.long
 def test_generate(tmp_path):
     rows = rows_of("generate", tmp_path)
     cases = {(row["case"], row["subject"]) for row in rows if row["ms"]}

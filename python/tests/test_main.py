@@ -63,6 +63,7 @@ def test_overhead():
     assert "import libattn: 0." in measurement("overhead.py", "--seconds", "0.01")
 
 
+@pytest.mark.long
 def test_train_gpt():
     pytest.importorskip("torch")
     first, *_ = measurement("train_gpt.py", "--rounds", "1").splitlines()

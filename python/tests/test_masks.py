@@ -255,6 +255,7 @@ def test_block_mask(heads, rows, keys):
             la.attention(q, k, v, mask=mask, **({"bits": bits} if q.shape[1] == rows else {}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["closure", "argument", "converted", "inside"])
 def test_block_mask_in_compiled_code(way):
     torch = pytest.importorskip("torch")

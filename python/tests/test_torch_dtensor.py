@@ -162,6 +162,7 @@ def process(rank, size, port, work):
     os._exit(0)  # at once: while PyTorch takes its threads down, a process now and then aborts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work, size", [("line", 2), ("square", 4)])
 def test_as_without(work, size):
     with socket.socket() as free:

@@ -90,6 +90,7 @@ def aot_inductor(what, tmp_path):
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["plain", "masked"])
 def test_aot_inductor(what, tmp_path):
     done = aot_inductor(what, tmp_path)

@@ -315,6 +315,7 @@ def test_compiled():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.long
 def test_compiled_masks():
     """What a mask of numbers holds cannot be looked at in compiled vmap: this part runs as it is, or is refused."""
     q, k, v = (x.float() for x in tensors(N))

@@ -102,6 +102,7 @@ def test_a_cache_grows(name, padding):
             torch.testing.assert_close(found[seen], wanted[seen], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_static_cache_is_read_as_far_as_it_is_filled(name, is_compiled):

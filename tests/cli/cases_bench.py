@@ -77,7 +77,7 @@ def bench_ring(place):
     place.refuses([*QUICK, "--suite", "ring", "--peer-library", "x.so"], 2, "the suite ring has no peer")
 
 
-@case
+@long_case
 def bench_kv(place):
     """The pool is one thread's; append is held beside memcpy."""
     rows = results(place, "--smoke", "--suite", "pool,append", "--threads", "1,2")
@@ -92,7 +92,7 @@ def bench_kv(place):
     place.refuses([*QUICK, "--suite", "pool", "--peer-library", "x.so"], 2, "the suite pool has no peer")
 
 
-@case
+@long_case
 def bench_quant(place):
     """Each way to quantise beside a copy of the bytes that x and its bytes have."""
     forms = ["block:64 rotated", "block:128 rotated", "block:64", "row rotated", "block:64 rotated mean",
@@ -123,7 +123,7 @@ def bench_paged(place):
         return skip("no driver that stands for a GPU's: ATTN_TEST_CUDA is not set")
 
 
-@case
+@long_case
 def bench_cascade(place):
     """Shared keys once beside all keys for each sequence."""
     rows = results(place, "--smoke", "--suite", "cascade", "--heads", "2/1", "--threads", "1")
@@ -168,7 +168,7 @@ def bench_decode(place):
     place.refuses([*QUICK, "--suite", "bwd", "--kernel", "portable_decode"], 2, "the suite bwd is not of forwards alone")
 
 
-@case
+@long_case
 def bench_decode_gpu(place):
     """On a GPU as a graph, beside its launch and its floor; peers are asked for decode."""
     gpu = idle_gpu()
@@ -210,7 +210,7 @@ def bench_memory(place):
         check(row["peak_bytes"] > tensors / 2 and row["peer_peak_bytes"] is None, "measured:", row)
 
 
-@case
+@long_case
 def bench_keeps(place):
     """--csv replaces rows of the same measurement, keeps others, and fills up those of older files."""
 
@@ -242,7 +242,7 @@ def bench_keeps(place):
     check(commits == ["other"] * 4 + [new["commit"]], commits)
 
 
-@case
+@long_case
 def bench_peers(place):
     """Each peer takes its turn beside each case; one that computes nothing leaves no second row."""
     gpu = idle_gpu()
@@ -275,7 +275,7 @@ def bench_refuses(place):
     place.refuses([*QUICK, "--csv", "notes.csv"], 1, "notes.csv", "not that of a results file")
 
 
-@case
+@long_case
 def bench_torch(place):
     """The peer's process is asked for the pass and the problem, and its seconds are taken."""
     place.write("python", TORCH)

@@ -110,7 +110,7 @@ def main():
     if not os.access(attn, os.X_OK):
         sys.exit("%s cannot be run" % attn)
     for name, function in CASES:
-        if name not in wanted if wanted else is_left_out(name):
+        if (wanted and name not in wanted) or is_left_out(name):
             continue
         with tempfile.TemporaryDirectory() as directory:
             try:

@@ -89,7 +89,13 @@ void windows_of_bytes(const attn_cuda_kernel *k)
                            .len_q = 20,
                            .len_kv = 3 * k->kv_tile + 37,
                            .window_left = 30 };
+        check_options options = options_of(i);
         if (k->paged) set_pages(&desc, sizes[i / 2 % 4]);
-        check_kernel(k, desc, options_of(i), false);
+        if (k->spans) { /* that are none: another variant computes them, with greater KV tiles, of the same copy */
+            desc.flags ^= ATTN_INTERVALS | ATTN_CAUSAL;
+            desc.interval_vectors = 4, desc.interval_heads = 1, options.interval = CHECK_RANDOM_4;
+            desc.len_q = 500, desc.len_kv = 1037;
+        }
+        check_kernel(k, desc, options, false);
     }
 }

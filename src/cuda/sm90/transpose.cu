@@ -12,7 +12,9 @@ DEVICE uint4 load_piece(const attn_sm90_transpose_params *p, const unsigned char
 {
     u32 word[4] = { 0, 0, 0, 0 };
     int left = is_key ? p->shape.dim_v - column : 0;
-    if (p->wide && left >= 16) return *(const uint4 *)(key + column);
+    bool wide = p->wide && left >= 16;
+    EXPECT(!wide || (u64)(key + column) % 16 == 0);
+    if (wide) return *(const uint4 *)(key + column);
 #pragma unroll
     for (int i = 0; i < 16; i++)
         if (i < left) word[i / 4] |= (u32)key[column + i] << i % 4 * 8;

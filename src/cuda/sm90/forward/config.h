@@ -25,8 +25,8 @@ struct config {
     static constexpr int consumers = rows / 64;      /* warpgroups, one more loads */
     static constexpr int s_buffers = ATTN_S_BUFFERS; /* in registers */
     static constexpr bool pingpong = ATTN_SCHEDULE == PINGPONG;
-    static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED;
-    static constexpr bool transposed = ATTN_KV == TRANSPOSED; /* V, in a copy that a pass has written before */
+    static constexpr bool score_mod = ATTN_SCORE == SCORE_MOD, paged = ATTN_KV == PAGED,
+                          transposed = ATTN_KV == TRANSPOSED;
 
     /* A row sees a span of keys, which a pass has found before: it comes with Q. */
     static constexpr bool spans = ATTN_MASK == SPANS;
@@ -83,8 +83,8 @@ struct config {
 
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
-    static constexpr int held_in_slices = dim_v == 192 ? (transposed ? 192 : 96) : transposed ? 64 : 0;
-    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v == 128 ? 0 : dim;
+    static constexpr int held_in_slices = transposed ? (dim_v == 192 ? 192 : 64) : dim_v == 192 ? 96 : 0;
+    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v > 64 ? 0 : dim;
     static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
@@ -121,9 +121,8 @@ struct config {
     using q_tile = shared_tile<dtype, rows, dim, K_MAJOR, width>;
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
-    /* V transposed here: a panel is a step of PV. */
-    static constexpr int width_keys = transposed ? ATTN_SM90_WIDTH(keys, 1) : 32;
-    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, width_keys>;
+    /* Transposed here: a panel is a step of PV. */
+    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, transposed ? ATTN_SM90_WIDTH(keys, 1) : 32>;
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     static constexpr int raw_bytes = transposes ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0;
     /* Of a KV tile's intervals, in each stage. */

@@ -11,27 +11,21 @@
 #include "sm90/forward/gathered_source.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/transposed_source.h"
 
 /* TMA from a contiguous tensor: one thread issues the copies. */
 struct tma_source {
     static constexpr int lanes = 1;
     using unbiased = choice<config::one_byte, attn_sm90_scaled_params, attn_sm90_params>::type;
     using params = choice<config::bias, attn_sm90_bias_params, unbiased>::type;
-    /* A tile's first row in a tensor, its head, its sequence, and how many of its keys that has, or more; or, of V that
-     * comes transposed, its first column. */
+    /* A tile's first row in a tensor, its head, its sequence, and how many of its keys that has, or more. */
     struct position {
         int row, head, batch, valid;
     };
 
-    DEVICE position find(const attn_sm90_params *p, const work_item *w, int, const kv_tile_info *info)
+    DEVICE position find(const attn_sm90_params *, const work_item *w, int, const kv_tile_info *info)
     {
-        int row = w->start_kv + info->key0;
-        if constexpr (config::transposed) {
-            bool varlen = p->shape.flags & FLAG_VARLEN;
-            int start = varlen ? ATTN_SM90_TRANSPOSED_START(w->start_kv, w->batch, config::keys) : 0;
-            return { row, w->kv_head, w->batch, start + info->key0 };
-        }
-        return { row, w->kv_head, w->batch, w->len_kv - info->key0 };
+        return { w->start_kv + info->key0, w->kv_head, w->batch, w->len_kv - info->key0 };
     }
 
     DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)
@@ -43,11 +37,9 @@ struct tma_source {
     DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
                      position from)
     {
-        bool transposed = config::transposed && map == &p->v_map;
-        int column = transposed ? from.valid : 0, row = transposed ? 0 : from.row;
 #pragma unroll
         for (int i = 0; i < tile::panels; i++)
-            tma_load(to + i * tile::panel_bytes, map, full, column + tile::panel_columns * i, from.head, row,
+            tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i, from.head, from.row,
                      p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
     }
 
@@ -56,6 +48,8 @@ struct tma_source {
     }
 };
 
-using kv_source = choice<config::paged, paged_source, choice<config::gathers, gathered_source, tma_source>::type>::type;
+using unpaged_source =
+    choice<config::gathers, gathered_source, choice<config::transposed, transposed_source, tma_source>::type>::type;
+using kv_source = choice<config::paged, paged_source, unpaged_source>::type;
 
 #endif
