@@ -82,6 +82,7 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_e4m3_d128_128x128_softcap", 76 },
         { "attn_sm90_e4m3_d256_128x128", 104 },
         { "attn_sm90_e4m3_d256_128x128_softcap", 108 },
+        { "attn_sm90_e4m3_d256_128x128_transposed", 56 },
         { "attn_sm90_f16_d128_192x64_runs", 120 },
         { "attn_sm90_bf16_d64_192x64_bits", 12 },
         { "attn_sm90_f16_d64_192x64_bits", 132 },
