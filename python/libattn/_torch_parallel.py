@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import weakref
 import zlib
@@ -254,9 +255,13 @@ class _Told(NamedTuple):
     keys: int
     seed: int
     seed_offset: int
+    alike: List[int]  # of what must be, by _ALIKE; to say what is not
 
 
-_FAILED = _Told(1, *(0,) * 8)
+_ALIKE = ("dtype", "batch", "heads of q", "heads of k", "dim of q", "dim of v",
+          *(name for name in _problem.Static._fields if name not in ("threads", "isa", "kernel", "strategy")),
+          "schedule", "pieces", "which other tensors are given")
+_FAILED = (1, *(0,) * (len(_Told._fields) - 2 + len(_ALIKE)))
 
 
 def _tell(group: Any, ranks: Ranks, mine: Sequence[int]) -> List[List[int]]:
@@ -269,6 +274,36 @@ def _tell(group: Any, ranks: Ranks, mine: Sequence[int]) -> List[List[int]]:
         if one[0] and not mine[0]:
             raise _c.RankFailedError(f"rank {rank} of {ranks.ranks} failed before its call began")
     return told
+
+
+def _told_of(words: Sequence[int]) -> _Told:
+    fixed = len(_Told._fields) - 1
+    return _Told(*words[:fixed], list(words[fixed:]))
+
+
+@functools.lru_cache(maxsize=64)
+def _alike(static: Tuple[Any, ...], how: Tuple[Any, ...], dtype: torch.dtype, shapes: Tuple[Any, ...],
+           arrays: Tuple[str, ...]) -> List[int]:
+    """A number for each of _ALIKE."""
+    options = _problem.Static(*static)._asdict()
+    q, k, v = shapes
+    values = (str(dtype), q[:-3], q[-2], k[-2], q[-1], v[-1], *(options[name] for name in _ALIKE if name in options), *how,
+              arrays)
+    return [zlib.crc32(repr(value).encode()) for value in values]
+
+
+@contextlib.contextmanager
+def _saying_what(told: List[_Told], is_drawn: bool) -> Iterator[None]:
+    """Where C finds that problems are not alike, which of their parts are not. is_drawn: seeds need not be."""
+    try:
+        yield
+    except _c.RankFailedError as problem:
+        if "different problems" not in str(problem):
+            raise
+        names = [name for name, *words in zip(_ALIKE, *(one.alike for one in told)) if len(set(words)) > 1]
+        if len({(one.seed, one.seed_offset) for one in told}) > 1 and not is_drawn:
+            names.append("seed")
+        raise _c.RankFailedError(f"{problem}: they differ in {', '.join(names or ['their lengths'])}") from None
 
 
 @contextlib.contextmanager
@@ -322,9 +357,11 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
     key = (ranks.number, direction, options[:-2], context, *[_tensor.signature(x) for x in tensors.values()],
            *[(name, _tensor.signature(x)) for name, x in arrays.items()])
     number, prepared = _run.kept_already(key) or (0, None)
-    mine = _Told(0, number, ranks.plans, _parallel.LAYOUTS[options.layout], device is not None, q.shape[-3],
-                 tensors["k"].shape[-3], *(seed or (0, 0)))
-    told = [_Told(*one) for one in _tell(group, ranks, mine)]
+    alike = _alike(options.static, (options.schedule, options.pieces), q.dtype,
+                   tuple(tuple(tensors[name].shape) for name in "qkv"), tuple(sorted(arrays)))
+    mine = (0, number, ranks.plans, _parallel.LAYOUTS[options.layout], device is not None, q.shape[-3],
+            tensors["k"].shape[-3], *(seed or (0, 0)), *alike)
+    told = [_told_of(one) for one in _tell(group, ranks, mine)]
     whole = _whole(ranks, told, options.layout)
     if options.is_drawn:
         seed = told[0].seed, told[0].seed_offset
@@ -336,7 +373,7 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
         if device is not None:
             _gpu.find_nvrtc()
             engine = ranks.on_device(group, q.device, options.transport)
-        with ranks.calling(group):
+        with _saying_what(told, options.is_drawn), ranks.calling(group):
             prepared = _or_none(
                 lambda: _Problem(whole, direction, _run.layouts(tensors), _problem.Static(*options.static),
                                  _run.layouts(arrays), options.max_lens, None, {}),
@@ -362,7 +399,7 @@ def _run_placed(group, direction, tensors, arrays, options, want, device, contex
         _c.check(_parallel.library().run(prepared.handle, args, _c.ARGS_SIZE, place, stream),
                  options.max_lens is not None)
 
-    with ranks.calling(group):
+    with _saying_what(told, options.is_drawn), ranks.calling(group):
         _or_none(arguments, run)
     return results, seed
 

@@ -158,8 +158,14 @@ def refusals():
     fails(lambda: attend(q, here(k, k[:, :, :, :8]), v), invalid, "q has dim 16", failed, there)
     fails(lambda: attend(q, k, v, lens_kv=here(ints(100, 1), ints(101, 1))), invalid, "lens_kv", failed, there)
     fails(lambda: attend(q, k, v, layout=here("zigzag", "contiguous")), failed, "different layouts")
-    fails(lambda: attend(q, k, v, softcap=here(2.0, 3.0)), failed, "different problems")
-    fails(lambda: attend(q, k, v, dropout_p=0.5, seed=torch.tensor([rank, 0])), failed, "different problems")
+    fails(lambda: attend(q, k, v, softcap=here(2.0, 3.0)), failed, "different problems: they differ in softcap$")
+    fails(lambda: attend(q, k, v, causal=here(True, False), window=here((9, 0), None)), failed,
+          "they differ in causal, window$")
+    fails(lambda: attend(q, k, v, alibi=here(None, torch.ones(q.shape[-2]))), failed,
+          "they differ in which other tensors are given$")
+    fails(lambda: attend(q, k, v, dropout_p=0.5, seed=torch.tensor([rank, 0])), failed, "they differ in seed$")
+    fails(lambda: attend(q, k, v, lens_kv=ints(100, 50 + rank)), failed, "they differ in their lengths$")
+    fails(lambda: attend(q, k, v, dropout_p=0.5, scale=1.0 + rank), failed, "they differ in scale$")
     fails(lambda: attend(here(q, q[:, :-16]), k, v), invalid, "q has [0-9]+ rows on rank [01] of 2; of 84 in all")
     fails(lambda: attend(q, k, v, layout="ring"), invalid, "layout is 'ring'; it takes 'contiguous', 'zigzag'")
     fails(lambda: attend(q, k, v, schedule=2), invalid, "schedule is 2; it takes 'auto'")
