@@ -7,9 +7,9 @@
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/tma_copies.h"
 
-struct gathered_source {
-    static constexpr int lanes = 1;
+struct gathered_source : tma_copies {
     using params = attn_sm90_params;
     /* The first row of a tile, the pieces' first rows, their head and sequence. */
     struct position {
@@ -25,11 +25,6 @@ struct gathered_source {
         return at;
     }
 
-    DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)
-    {
-        barrier_expect(full, bytes);
-    }
-
     template <class tile>
     DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
                      position from)
@@ -41,10 +36,6 @@ struct gathered_source {
                      tile::panel_columns * panel, from.head, from.rows[piece],
                      p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
         }
-    }
-
-    DEVICE void end(const attn_sm90_params *, const shared *)
-    {
     }
 };
 

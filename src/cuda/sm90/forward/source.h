@@ -11,11 +11,11 @@
 #include "sm90/forward/gathered_source.h"
 #include "sm90/forward/paged_source.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/tma_copies.h"
 #include "sm90/forward/transposed_source.h"
 
 /* TMA from a contiguous tensor: one thread issues the copies. */
-struct tma_source {
-    static constexpr int lanes = 1;
+struct tma_source : tma_copies {
     using unbiased = choice<config::one_byte, attn_sm90_scaled_params, attn_sm90_params>::type;
     using params = choice<config::bias, attn_sm90_bias_params, unbiased>::type;
     /* A tile's first row in a tensor, its head, its sequence, and how many of its keys that has, or more. */
@@ -28,11 +28,6 @@ struct tma_source {
         return { w->start_kv + info->key0, w->kv_head, w->batch, w->len_kv - info->key0 };
     }
 
-    DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)
-    {
-        barrier_expect(full, bytes);
-    }
-
     template <class tile>
     DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
                      position from)
@@ -41,10 +36,6 @@ struct tma_source {
         for (int i = 0; i < tile::panels; i++)
             tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i, from.head, from.row,
                      p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
-    }
-
-    DEVICE void end(const attn_sm90_params *, const shared *)
-    {
     }
 };
 

@@ -8,9 +8,9 @@
 #include "sm90/common/work_item.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/shared.h"
+#include "sm90/forward/tma_copies.h"
 
-struct transposed_source {
-    static constexpr int lanes = 1;
+struct transposed_source : tma_copies {
     using params = attn_sm90_scaled_params;
     /* A tile's first row in K, its first column in the copy of V, its head, its sequence. */
     struct position {
@@ -24,11 +24,6 @@ struct transposed_source {
         return { w->start_kv + info->key0, column, w->kv_head, w->batch };
     }
 
-    DEVICE void expect(const attn_sm90_params *, u32 full, int bytes)
-    {
-        barrier_expect(full, bytes);
-    }
-
     template <class tile>
     DEVICE void copy(const attn_sm90_params *p, const shared *, const attn_sm90_map *map, u32 to, u32 full, bool,
                      position from)
@@ -38,10 +33,6 @@ struct transposed_source {
         for (int i = 0; i < tile::panels; i++)
             tma_load(to + i * tile::panel_bytes, map, full, tile::panel_columns * i + (values ? from.column : 0),
                      from.head, values ? 0 : from.row, p->shape.flags & FLAG_VARLEN ? 0 : from.batch);
-    }
-
-    DEVICE void end(const attn_sm90_params *, const shared *)
-    {
     }
 };
 
