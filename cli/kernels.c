@@ -280,6 +280,18 @@ static const char *scores_text(const attn_cuda_kernel *kernel, char text[64])
     return text;
 }
 
+/* Which masks it takes: "causal, window", or all but some. */
+static const char *masks_text(const attn_cuda_kernel *kernel, char text[64])
+{
+    static const uint32_t flags[] = { ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_VARLEN };
+    static const char *const names[] = { "intervals", "lists", "bits", "packed" };
+    attn_text_buffer words = { text, 64, 0 };
+    attn_say(&words, kernel->features & ATTN_CHUNK ? "all" : "causal, window");
+    for (int i = 0, missing = 0; i < 4 && kernel->features & ATTN_CHUNK; i++)
+        if (!(kernel->features & flags[i])) attn_say(&words, "%s%s", missing++ ? ", " : " but ", names[i]);
+    return text;
+}
+
 static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
 {
     attn_json json = { .out = stdout };
@@ -309,7 +321,7 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
 static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
 {
     int name = 6;
-    char scores[64];
+    char masks[64], scores[64];
     for (int i = 0; i < count; i++)
         name = wider(name, kernels[i].name);
     printf("%-*s %-5s %-7s %-8s %7s %5s  %-11s %s\n", name, "kernel", "dtype", "dims to", "tile", "threads", "KiB",
@@ -321,7 +333,7 @@ static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
                compiled_in(k) ? "yes"
                : k->asked     ? "if asked"
                               : "no",
-               k->features & ATTN_CHUNK ? "all" : "causal, window", scores_text(k, scores),
+               masks_text(k, masks), scores_text(k, scores),
                k->paged        ? "; paged keys alone"
                : k->transposed ? "; v transposed before"
                                : "");

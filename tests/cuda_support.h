@@ -83,6 +83,23 @@ static inline void refused(attn_status status, attn_status wanted, const char *t
         fail_msg("%s \"%s\", not %s \"%s\"", attn_status_name(status), attn_error(), attn_status_name(wanted), text);
 }
 
+/* Whether the plan's description has the words, or has not. */
+static inline void expect_words(const attn_desc *desc, const char *words, bool has)
+{
+    attn_plan *plan;
+    char text[2000];
+    assert_ok(attn_plan_create(&plan, desc));
+    attn_plan_describe(plan, text, sizeof text);
+    if (!strstr(text, words) == has) fail_msg("%s \"%s\" in %s", has ? "no" : "a", words, text);
+    attn_plan_destroy(plan);
+}
+
+static inline void expect_why(const attn_desc *desc, const char *kernel, const char *why)
+{
+    assert_string_equal(info_of(desc).kernel, kernel);
+    expect_words(desc, why, true);
+}
+
 static inline CUcontext fresh_context(CUdevice device)
 {
     CUcontext context;

@@ -55,7 +55,7 @@ const char *attn_cpu_cannot(const attn_cpu_kernel *k, const attn_desc *d)
     if (!(k->dtypes >> d->dtype & 1)) return "it does not take dtype";
     if (attn_kv_dtype(d) != d->dtype && !(k->kv_dtypes >> attn_kv_dtype(d) & 1)) return "it does not take kv_dtype";
     if (d->dim_qk > k->dim_max || d->dim_v > k->dim_max) return "the head dimension is too large for it";
-    if (d->flags & ~k->features) return "it lacks a feature that flags ask for";
+    if (d->flags & ~k->features) return attn_lacking(d->flags & ~k->features);
     if ((k->form == ATTN_GRADIENT) != (d->direction == ATTN_BACKWARD)) return "it computes the other direction";
     if (k->form == ATTN_DECODE && d->len_q > ATTN_DECODE_ROWS) return "len_q is above the 16 query rows it takes";
     return NULL;

@@ -67,10 +67,7 @@ const char *attn_cuda_obstacle(const attn_cuda_kernel *k, const attn_desc *d)
     if (!attn_cuda_takes_ranges(k, d))
         return "it does not take a chunk of positions, or a prefix beside a window or chunk";
     if (!attn_cuda_takes_lists(k, d)) return "it does not take blocks of this size";
-    if (lacks & ATTN_DROPOUT_BASES) return "it does not take ATTN_DROPOUT_BASES";
-    if (lacks & ATTN_DELTA) return "it does not take ATTN_DELTA";
-    if (lacks & ATTN_ADD) return "it does not take ATTN_ADD";
-    if (lacks) return "it lacks a feature that flags ask for";
+    if (lacks) return attn_lacking(lacks);
     if (k->needs & ~d->flags)
         return "it is for another change of scores, for causal masks, for bits or for block lists";
     if (k->needs & ATTN_SOFTCAP && d->softcap > SOFTCAP_MOST) return "softcap is above the 128 it takes";

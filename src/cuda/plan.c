@@ -25,16 +25,16 @@ static double compared_seconds(const attn_cuda_choice *c)
     return c->choice.seconds * (c->kernel->asked ? asked_apart : 1);
 }
 
-/* Why a kernel was taken. paged: NULL, or why no variant of paged keys was; waits: NULL, or a faster one, which NVRTC
- * would compile. */
-static void say_why(const attn_desc *d, const attn_cuda_kernel *k, const char *paged, const attn_cuda_kernel *waits,
-                    char *why, size_t size)
+/* Why a kernel was taken. alone: no other could be; paged: NULL, or why no variant of paged keys was; waits: NULL, or a
+ * faster one, which NVRTC would compile. */
+static void say_why(const attn_desc *d, const attn_cuda_kernel *k, bool alone, const char *paged,
+                    const attn_cuda_kernel *waits, char *why, size_t size)
 {
     if (d->kernel)
         snprintf(why, size, "asked for by name");
     else if (waits)
         snprintf(why, size, "predicted the fastest without NVRTC, which compiles %s when it is asked for", waits->name);
-    else if (attn_cuda_is_variant(k))
+    else if (!alone)
         snprintf(why, size, "predicted the fastest of those that compute this%s",
                  k->asked && !attn_cuda_image_of(k->unit) ? "; NVRTC compiled it" : "");
     else if (!(d->flags & ATTN_PAGED))
@@ -62,6 +62,7 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
     const attn_cuda_kernel *kernels = attn_cuda_kernels(&count), *named = NULL;
     const char *why_not = NULL, *strategy = NULL; /* strategy: of the first kernel that could without the overrides */
     const char *paged = NULL;
+    int able = 0;
     attn_cuda_choice waits = { .kernel = NULL }; /* the best of those that NVRTC would compile, if it were there */
     for (int i = 0; i < count; i++) {
         attn_cuda_choice c;
@@ -81,12 +82,13 @@ static attn_status choose(attn_plan *plan, const attn_cuda_problem *problem, con
             why_not = "NVRTC compiles it when it is asked for, and is not there";
             if (!waits.kernel || compared_seconds(&c) < compared_seconds(&waits)) waits = c;
         }
+        able += !why_not;
         double share = best->kernel && k->features & ~best->kernel->features ? measured_apart : 1;
         if (!why_not && (!best->kernel || compared_seconds(&c) < share * compared_seconds(best))) *best = c;
     }
     if (best->kernel) {
         bool slower = waits.kernel && compared_seconds(&waits) < compared_seconds(best);
-        say_why(d, best->kernel, paged, slower ? waits.kernel : NULL, plan->why, sizeof plan->why);
+        say_why(d, best->kernel, able == 1, paged, slower ? waits.kernel : NULL, plan->why, sizeof plan->why);
         return ATTN_OK;
     }
     if (waits.kernel) return refuse_without_nvrtc(waits.kernel);

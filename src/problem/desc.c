@@ -459,6 +459,32 @@ static attn_status resolve_strides(const char *name, const int64_t extent[4], in
     return attn_reach(extent, stride, &lo, &hi) ? ATTN_OK : too_large(name, extent);
 }
 
+#define NOT_TAKEN(flag)                 \
+    {                                   \
+        flag, "it does not take " #flag \
+    }
+
+const char *attn_lacking(uint32_t flags)
+{
+    static const struct {
+        uint32_t flag;
+        const char *words;
+    } each[] = {
+        NOT_TAKEN(ATTN_CAUSAL),   NOT_TAKEN(ATTN_WINDOW),        NOT_TAKEN(ATTN_CHUNK),
+        NOT_TAKEN(ATTN_PREFIX),   NOT_TAKEN(ATTN_INTERVALS),     NOT_TAKEN(ATTN_BLOCKS),
+        NOT_TAKEN(ATTN_BITS),     NOT_TAKEN(ATTN_VARLEN),        NOT_TAKEN(ATTN_LENS_Q),
+        NOT_TAKEN(ATTN_LENS_KV),  NOT_TAKEN(ATTN_SOFTCAP),       NOT_TAKEN(ATTN_ALIBI),
+        NOT_TAKEN(ATTN_BIAS),     NOT_TAKEN(ATTN_SINK),          NOT_TAKEN(ATTN_DROPOUT),
+        NOT_TAKEN(ATTN_OUT_F32),  NOT_TAKEN(ATTN_DETERMINISTIC), NOT_TAKEN(ATTN_PAGED),
+        NOT_TAKEN(ATTN_FIRST_KV), NOT_TAKEN(ATTN_POSITIONS),     NOT_TAKEN(ATTN_SCALES_KV),
+        NOT_TAKEN(ATTN_SCALES_Q), NOT_TAKEN(ATTN_DROPOUT_BASES), NOT_TAKEN(ATTN_DELTA),
+        NOT_TAKEN(ATTN_ADD),
+    };
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++)
+        if (flags & each[i].flag) return each[i].words;
+    return "it lacks a feature that flags ask for";
+}
+
 attn_status attn_resolve_tensor(const char *name, const int64_t extent[4], int64_t stride[4])
 {
     if (stride[3] != 1 && (stride[0] || stride[1] || stride[2] || stride[3]))

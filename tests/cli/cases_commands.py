@@ -166,7 +166,8 @@ def kernels_of_gpus(place):
                         ("d64_128x128_dropout", "causal, window; dropout always, sink"),
                         ("d64_128x128_bias", "causal, window; bias always, sink"),
                         ("d64_128x128_softcap_dropout", "causal, window; softcap and dropout always, sink"),
-                        ("d64_128x128_ranges_alibi", "all; ALiBi always, sink"),
+                        ("d64_128x128_ranges_alibi", "all but bits; ALiBi always, sink"),
+                        ("d64_256x64_spans", "all but lists, bits, packed; sink"),
                         ("d64_128x64_score_mod_paged", "all; all; paged keys alone")):
         check(said["sm90_bf16_" + name].endswith("  " + words), said["sm90_bf16_" + name])
     for kernel in json.loads(place.run("kernels", "--device", "cuda", "--json").out):
@@ -175,7 +176,7 @@ def kernels_of_gpus(place):
         check({change.lower() for change in changes} == words, kernel)
         check(set(kernel["needs"]) <= set(kernel["features"]), kernel)
         alone = len(words) < 2 and not any("_" + mask + "_" in kernel["name"] for mask in ("spans", "ranges", "bits", "masks"))
-        bytes_of_rest = "e4m3" == kernel["dtype"] and kernel["name"].endswith(("_paged", "_block_scales"))
+        bytes_of_rest = "e4m3" == kernel["dtype"] and kernel["name"].endswith(("_paged", "_block_scales", "_transposed"))
         check(kernel["asked"] <= ("f16" == kernel["dtype"] or bytes_of_rest or not alone), kernel)
 
 

@@ -64,22 +64,17 @@ DEVICE transposed_sequence transposed_sequence_of(const attn_sm90_transpose_para
     return s;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    attn_sm90_transpose(const __grid_constant__ attn_sm90_transpose_params params)
+/* KEYS keys from key0 on, in shared memory between. in, out: key 0 of the sequence, in column 0, and its place. */
+DEVICE void transpose_keys(const attn_sm90_transpose_params *p, const transposed_sequence *s, const unsigned char *in,
+                           unsigned char *out, int key0, uint4 *pieces)
 {
-    __shared__ uint4 pieces[KEYS * MOST_PIECES];
-    const attn_sm90_transpose_params *p = &params;
-    const int dim = p->shape.dim_v, varlen = p->shape.flags & FLAG_VARLEN, heads = gridDim.y;
-    const int shift = dim > 128 ? 4 : dim > 64 ? 3 : 2, key0 = blockIdx.x * KEYS;
-    transposed_sequence s = transposed_sequence_of(p, blockIdx.z);
-    if (key0 >= s.end) return;
-    const unsigned char *in = p->in + s.start * p->stride[1] + blockIdx.y * p->stride[2];
-    if (!varlen) in += blockIdx.z * p->stride[0];
+    const int dim = p->shape.dim_v, shift = dim > 128 ? 4 : dim > 64 ? 3 : 2;
+    __syncthreads();
     uint4 loaded[KEYS * MOST_PIECES / THREADS];
 #pragma unroll
     for (int i = 0; i < KEYS * MOST_PIECES / THREADS; i++) {
         int at = i * THREADS + threadIdx.x, key = key0 + (at >> shift), column = (at & ((1 << shift) - 1)) * 16;
-        if (at < KEYS << shift) loaded[i] = load_piece(p, in + key * p->stride[1], column, key < s.len);
+        if (at < KEYS << shift) loaded[i] = load_piece(p, in + key * p->stride[1], column, key < s->len);
     }
 #pragma unroll
     for (int i = 0; i < KEYS * MOST_PIECES / THREADS; i++) {
@@ -87,8 +82,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (at < KEYS << shift) pieces[place_of(at >> shift, at & ((1 << shift) - 1))] = loaded[i];
     }
     __syncthreads();
-    long long plane = (long long)(varlen ? 0 : blockIdx.z) * heads + blockIdx.y;
-    unsigned char *out = p->out + plane * dim * p->pitch + s.column + key0;
     for (int at = threadIdx.x; at < (dim + 3) / 4 * GROUPS; at += THREADS) {
         int group = at % GROUPS, word = at / GROUPS;
         u32 keys[16];
@@ -99,7 +92,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         transpose_group(keys, rows);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (word * 4 + j < dim && key0 + group * 16 < s.end)
-                *(uint4 *)(out + (long long)(word * 4 + j) * p->pitch + group * 16) = rows[j];
+            if (word * 4 + j < dim && key0 + group * 16 < s->end)
+                *(uint4 *)(out + (long long)(word * 4 + j) * p->pitch + key0 + group * 16) = rows[j];
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    attn_sm90_transpose(const __grid_constant__ attn_sm90_transpose_params params)
+{
+    __shared__ uint4 pieces[KEYS * MOST_PIECES];
+    const attn_sm90_transpose_params *p = &params;
+    const int varlen = p->shape.flags & FLAG_VARLEN, heads = gridDim.y;
+    transposed_sequence s = transposed_sequence_of(p, blockIdx.z);
+    const unsigned char *in = p->in + s.start * p->stride[1] + blockIdx.y * p->stride[2];
+    if (!varlen) in += blockIdx.z * p->stride[0];
+    long long plane = (long long)(varlen ? 0 : blockIdx.z) * heads + blockIdx.y;
+    unsigned char *out = p->out + plane * p->shape.dim_v * p->pitch + s.column;
+#pragma unroll 1
+    for (int key0 = blockIdx.x * KEYS; key0 < s.end; key0 += gridDim.x * KEYS) /* a sequence may have more than len_kv */
+        transpose_keys(p, &s, in, out, key0, pieces);
 }

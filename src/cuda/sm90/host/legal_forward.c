@@ -81,9 +81,8 @@ const char *attn_sm90_not_legal_forward(const attn_sm90_forward_problem *p)
     bool lies = attn_sm90_widens_kv(d, p->kernel) ||
                 (attn_sm90_tma_takes(d, ATTN_SM90_K) && attn_sm90_tma_takes(d, ATTN_SM90_V));
     if (!why_not && p->kernel->paged && !lies) return "TMA does not take pages of these strides or this alignment";
-    if (p->kernel->transposed &&
-        attn_sm90_copied(d, p->kernel, ATTN_SM90_V).extent[3] > INT32_MAX - 2 * p->kernel->kv_tile)
-        return "transposed v would have more than 2^31 keys";
+    if (p->kernel->transposed && !attn_sm90_may_transpose(d, p->kernel))
+        return "transposed v would have more than 2^31 keys, or 2^40 bytes of a sequence";
     if (!s || why_not || !attn_cuda_is_variant(p->kernel)) return why_not;
     if (!attn_overrides_allow(s, ATTN_STRATEGY_SPLIT_KEYS, 0))
         return "split-keys: only decode kernels have it, in multiples of their KV tile";

@@ -79,6 +79,9 @@ attn_sm90_tensor attn_sm90_repacked(const attn_desc *desc, int which);
  * dims and dims in that of rows, where the kernel takes it so; else as repacked. */
 attn_sm90_tensor attn_sm90_copied(const attn_desc *desc, const attn_cuda_kernel *kernel, int which);
 
+/* Whether that copy of V can be described to TMA. */
+bool attn_sm90_may_transpose(const attn_desc *desc, const attn_cuda_kernel *kernel);
+
 static inline bool attn_sm90_transposes(const attn_cuda_kernel *kernel, int which)
 {
     return which == ATTN_SM90_V && kernel->transposed;

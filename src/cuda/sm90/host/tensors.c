@@ -57,6 +57,12 @@ attn_sm90_tensor attn_sm90_copied(const attn_desc *d, const attn_cuda_kernel *k,
     return t;
 }
 
+bool attn_sm90_may_transpose(const attn_desc *d, const attn_cuda_kernel *k)
+{
+    attn_sm90_tensor t = attn_sm90_copied(d, k, ATTN_SM90_V);
+    return t.extent[3] <= INT32_MAX - 2 * k->kv_tile && t.stride[0] < (int64_t)1 << 40;
+}
+
 /* TMA takes addresses and strides of a multiple of 16 bytes, the latter above 0 and below 2^40; the kernels take
  * elements of 16 bits, or E4M3. */
 bool attn_sm90_tma_takes(const attn_desc *d, int which)
