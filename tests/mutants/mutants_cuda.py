@@ -13,7 +13,7 @@ MUTANTS = [
      "another context's kernel", "cuda"),
     (CUDA + "plan.c", "&& !attn_cuda_can_load(k)) {", "&& false) {", "kernels that nothing compiles are planned", "cuda_ahead"),
     (CUDA + "plan.c", "compared_seconds(&waits) < compared_seconds(best);", "true;", "a slower kernel is missed aloud", "cuda_ahead"),
-    (CUDA + "plan.c", "(c->kernel->asked ? asked_apart : 1)", "1", "what NVRTC compiles is taken for as good", "cuda_bytes"),
+    (CUDA + "plan.c", "(c->kernel->asked ? asked_apart : 1)", "1", "what NVRTC compiles is taken for as good", "cuda_choices"),
     (CUDA + "cost.c", "== ATTN_BITS ? (double)d->visible_share : 1;", "== ATTN_BLOCKS ? (double)d->visible_share : 1;",
      "bits at random leave tiles out", "cuda_choices"),
     (SM90 + "host/predict_forward.c", "if (d->flags & ATTN_INTERVALS)", "if (false)", "documents cost no more than their pairs",
