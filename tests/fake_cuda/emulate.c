@@ -224,8 +224,55 @@ void fake_take_maps(const char *symbol, const attn_cuda_kernel *k, const attn_sm
                          q_box, d->q_stride);
     a->k = fake_take_map(symbol, &p->k_map, d->dtype,
                          (int64_t[]){ p->shape.dim_qk, p->shape.heads_kv, total, batch_kv }, kv_box, d->k_stride);
+    if (k->transposed) return; /* take_transposed */
     a->v = fake_take_map(symbol, &p->v_map, d->dtype, (int64_t[]){ p->shape.dim_v, p->shape.heads_kv, total, batch_kv },
                          kv_box, d->v_stride);
+}
+
+/* Keys of a row of transposed V. */
+static int64_t transposed_keys(const attn_sm90_params *p, int tile)
+{
+    fake_map keys;
+    memcpy(&keys, &p->k_map, sizeof keys);
+    if (!is_varlen(p)) return attn_round_up(p->shape.len_kv, 16);
+    return ATTN_SM90_TRANSPOSED_START((int64_t)keys.extent[2], p->shape.batch, tile);
+}
+
+/* V of a TRANSPOSED variant, in memory that the caller frees; of others NULL. */
+static void *take_transposed(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
+                             attn_args *a)
+{
+    if (!k->transposed) return NULL;
+    int64_t pitch = transposed_keys(p, k->kv_tile), heads = p->shape.heads_kv, dim = p->shape.dim_v, stride[4];
+    int64_t rows = is_varlen(p) ? d->total_kv : p->shape.len_kv, batch = is_varlen(p) ? 1 : p->shape.batch;
+    const int64_t extent[] = { pitch, heads, dim, batch };
+    const uint32_t box[] = { (uint32_t)ATTN_SM90_WIDTH(k->kv_tile, 1), 1, (uint32_t)k->dim_v, 1 };
+    const void *copy = fake_take_map(symbol, &p->v_map, d->dtype, extent, box, stride);
+    fake_expect((dim == 1 || stride[1] == pitch) && (heads == 1 || stride[2] == pitch * dim), symbol, "strides of v");
+    size_t bytes = (size_t)(batch * rows * heads * dim);
+    unsigned char *v = malloc(bytes + 1);
+    memset(v, 0x7f, bytes + 1); /* NaN */
+    fake_untranspose(p, copy, pitch, k->kv_tile, v);
+    a->v = v;
+    return v;
+}
+
+static void compute_forward(const char *symbol, const attn_cuda_kernel *k, const attn_sm90_params *p, attn_desc *d,
+                            attn_args *a)
+{
+    void *values = take_transposed(symbol, k, p, d, a);
+    fake_compute(symbol, d, a);
+    free(values);
+}
+
+/* Whether the kernel reads V as it is mapped, as far as maps tell: square ones do not. */
+static bool reads_values(const attn_sm90_params *p, const attn_cuda_kernel *k)
+{
+    fake_map v, keys;
+    memcpy(&v, &p->v_map, sizeof v), memcpy(&keys, &p->k_map, sizeof keys);
+    bool plain = v.extent[0] == (uint64_t)p->shape.dim_v && v.extent[2] == keys.extent[2];
+    bool transposed = !plain && v.extent[0] == (uint64_t)transposed_keys(p, k->kv_tile);
+    return transposed == k->transposed && (!transposed || v.box[2] == (uint32_t)k->dim_v);
 }
 
 static void take_cache(const attn_cuda_kv_cache *c, attn_desc *d, attn_args *a)
@@ -375,7 +422,7 @@ static void forward(const char *symbol, const attn_cuda_kernel *k, const CUlaunc
         fake_expect(wide && ((p->shape.flags & ATTN_OUT_F32) || p->shape.len_q == 1 || p->shape.heads_q == 1 ||
                              stride % 8 == 0),
                     symbol, "o cannot be stored by 16 bytes");
-        fake_compute(symbol, &d, &a);
+        compute_forward(symbol, k, p, &d, &a);
         forget_split(p);
     }
     size_t parts = (size_t)(s->splits * s->split_rows);
@@ -412,6 +459,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     for (int i = 0; i < count && !k; i++) /* any with the same tile reads the same maps */
         if (kernels[i].form == ATTN_CUDA_FORWARD && (kernels[i].dtype == ATTN_E4M3) == (dtype == ATTN_E4M3) &&
             (dtype != ATTN_E4M3 || q.box[0] == ATTN_SM90_WIDTH(kernels[i].dim, 1)) &&
+            (dtype != ATTN_E4M3 || paged || reads_values(p, &kernels[i])) &&
             rows_of_box(&kernels[i], (uint32_t)p->schedule.pack) == q.box[2] &&
             (paged ? kernels[i].paged && kernels[i].kv_tile % keys.box[2] == 0
                    : keys_of_box(&kernels[i]) == keys.box[2]))
@@ -420,7 +468,7 @@ static void combine(const char *symbol, const CUlaunchConfig *config, const attn
     if (paged) /* which p begins */
         take_cache(&((const attn_sm90_cached_params *)(const void *)p)->cache, &d, &a);
     fake_take_maps(symbol, k, p, &d, &a);
-    fake_compute(symbol, &d, &a);
+    compute_forward(symbol, k, p, &d, &a);
 }
 
 /* ---- the others ---------------------------------------------------------------------------- */

@@ -54,4 +54,8 @@ size_t fake_backward_params_size(const char *symbol, const attn_cuda_kernel *ker
 bool fake_launch_around(const char *symbol, const CUlaunchConfig *config, const void *params);
 size_t fake_around_params_size(const char *symbol);
 
+/* V again, packed, from the copy that a TRANSPOSED variant's map leads to. v: room for it. */
+void fake_untranspose(const attn_sm90_params *params, const unsigned char *copy, int64_t pitch, int tile,
+                      unsigned char *v);
+
 #endif

@@ -271,6 +271,68 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
     }
 }
 
+/* ---- V, transposed -------------------------------------------------------------------------- */
+
+static int64_t transposed_column(const attn_sm90_params *p, int64_t batch, int64_t key, int tile)
+{
+    bool varlen = p->shape.flags & ATTN_VARLEN;
+    int64_t start = varlen ? ATTN_SM90_TRANSPOSED_START(p->shape.cu_lens_kv[batch], batch, tile) : 0, k = key % 16;
+    return start + key - k + k % 8 / 2 * 4 + k / 8 * 2 + k % 2;
+}
+
+/* Rows of sequence `batch` in the tensor of V, and how many count. */
+static void find_keys(const attn_cuda_shape *shape, int64_t batch, int64_t *start, int64_t *length)
+{
+    bool varlen = shape->flags & ATTN_VARLEN;
+    *start = varlen ? shape->cu_lens_kv[batch] : 0;
+    *length = varlen ? shape->cu_lens_kv[batch + 1] - *start : shape->len_kv;
+    if (shape->lens_kv && shape->lens_kv[batch] < *length)
+        *length = shape->lens_kv[batch] > 0 ? shape->lens_kv[batch] : 0;
+}
+
+static void transpose(const char *symbol, const CUlaunchConfig *config, const attn_sm90_transpose_params *p)
+{
+    const attn_sm90_params of = { .shape = p->shape };
+    bool varlen = p->shape.flags & ATTN_VARLEN;
+    int64_t heads = p->shape.heads_kv, dim = p->shape.dim_v, keys = attn_round_up(p->shape.len_kv, p->tile);
+    fake_expect(config->gridDimX == (unsigned)attn_ceil_div(keys, ATTN_SM90_TRANSPOSE_KEYS) &&
+                    config->gridDimY == (unsigned)heads && config->gridDimZ == (unsigned)p->shape.batch &&
+                    config->blockDimX == 256,
+                symbol, "grid");
+    fake_expect(p->pitch % 16 == 0 && (uintptr_t)p->out % 16 == 0, symbol, "alignment");
+    const bool read[] = { !varlen && p->shape.batch > 1, p->rows > 1, heads > 1 }; /* strides that are */
+    bool wide = (uintptr_t)p->in % 16 == 0;
+    for (int i = 0; i < 3; i++)
+        wide = wide && (!read[i] || p->stride[i] % 16 == 0);
+    fake_expect(wide || !p->wide, symbol, "v is not at multiples of 16");
+    for (int64_t b = 0; b < p->shape.batch; b++) {
+        int64_t start, length, plane = varlen ? 0 : b;
+        find_keys(&p->shape, b, &start, &length);
+        for (int64_t key = 0; key < attn_round_up(length, p->tile); key++) {
+            int64_t column = transposed_column(&of, b, key, p->tile);
+            if (column >= p->pitch) continue;
+            const unsigned char *in = p->in + plane * p->stride[0] + (start + key) * p->stride[1];
+            for (int64_t i = 0; i < heads * dim; i++)
+                p->out[(plane * heads * dim + i) * p->pitch + column] =
+                    key < length ? in[i / dim * p->stride[2] + i % dim] : 0;
+        }
+    }
+}
+
+void fake_untranspose(const attn_sm90_params *p, const unsigned char *copy, int64_t pitch, int tile, unsigned char *v)
+{
+    int64_t heads = p->shape.heads_kv, dim = p->shape.dim_v;
+    bool varlen = p->shape.flags & ATTN_VARLEN;
+    for (int64_t b = 0; b < p->shape.batch; b++) {
+        int64_t start, length, plane = varlen ? 0 : b;
+        find_keys(&p->shape, b, &start, &length);
+        for (int64_t key = 0; key < length; key++)
+            for (int64_t i = 0; i < heads * dim; i++)
+                v[((plane * p->shape.len_kv + start + key) * heads) * dim + i] =
+                    copy[(plane * heads * dim + i) * pitch + transposed_column(p, b, key, tile)];
+    }
+}
+
 /* ---- merging ------------------------------------------------------------------------------- */
 
 /* Parts that are merged, or added up. */
@@ -302,6 +364,7 @@ static void merge(const char *symbol, const CUlaunchConfig *config, const attn_c
 
 size_t fake_around_params_size(const char *symbol)
 {
+    if (strcmp(symbol, "attn_sm90_transpose") == 0) return sizeof(attn_sm90_transpose_params);
     if (strcmp(symbol, "attn_sm90_repack") == 0) return sizeof(attn_sm90_repack_params);
     if (strcmp(symbol, "attn_sm90_widen_bits") == 0) return sizeof(attn_sm90_widen_params);
     if (strncmp(symbol, "attn_sm90_widen_", 16) == 0) return sizeof(attn_cuda_widen_params);
@@ -326,6 +389,8 @@ bool fake_launch_around(const char *symbol, const CUlaunchConfig *config, const 
         widen(symbol, config, params);
     else if (strncmp(symbol, "attn_sm90_narrow_", 17) == 0)
         narrow(symbol, config, params);
+    else if (strcmp(symbol, "attn_sm90_transpose") == 0)
+        transpose(symbol, config, params);
     else if (strcmp(symbol, "attn_sm90_repack") == 0)
         repack(symbol, config, params);
     else if (strncmp(symbol, "attn_merge_", 11) == 0)
