@@ -265,7 +265,7 @@ typedef struct attn_desc {
     /* Elements of one byte, forward only. The value of an element is what is stored, times its scale; without
      * ATTN_SCALES_KV or ATTN_SCALES_Q the scale is 1. ATTN_CUDA, in kernels of 16 bits: q of ATTN_E4M3 is that value
      * rounded to bf16, and so are k and v of more than 16 packed rows (len_q * heads_q / heads_kv), to f16 where q is:
-     * exact without scales, or where these are powers of two (f16: and what is below 2^-14 is a multiple of 2^-24).
+     * exact without scales, or where these are powers of two. Values of f16 below 2^-14 are multiples of 2^-24.
      * attn_plan_describe says what is widened so. */
     attn_dtype kv_dtype;  /* of k and v; 0: dtype. ATTN_E4M3, or ATTN_I8, which needs a dtype of f32, f16 or bf16 */
     attn_dtype out_dtype; /* of o; 0: dtype, or ATTN_BF16 where dtype is ATTN_E4M3; ATTN_OUT_F32 is ATTN_F32. Also

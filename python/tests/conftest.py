@@ -10,7 +10,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """By turns, of ATTN_TEST_TURN, other than those of the version of Transformers (script/test-python)."""
+    """Half of ATTN_TEST_TURN says which: its lowest bit chooses the version of Transformers (script/test-python)."""
     if os.environ.get("ATTN_TEST_SHARE", "1") == "1":
         return
     turn = int(os.environ.get("ATTN_TEST_TURN", "0")) // 2

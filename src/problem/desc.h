@@ -56,7 +56,7 @@ const attn_dtype_info *attn_dtype_of(attn_dtype dtype);
 /* "f32", "f16", "bf16", "f64", "e4m3", "i8"; "unknown" for any other number. */
 const char *attn_dtype_name(attn_dtype dtype);
 
-/* Why a kernel that lacks these flags, of which one is set at least, does not take a problem: names the first. */
+/* Why a kernel does not take a problem with these flags, which it lacks. Names the first; at least one is set. */
 const char *attn_lacking(uint32_t flags);
 
 /* The type of k and v. */

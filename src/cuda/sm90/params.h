@@ -48,10 +48,11 @@
  *      v: likewise with dim_v
  *   o  extents (dim_v, heads_q, len_q, batch), box (64, 1, 16, 1)
  * A TRANSPOSED variant: v extents (pitch, heads_kv, dim_v, batch), box (128, 1, dim_v of the variant, 1), or of 64
- * columns where `keys` is no multiple of 128: of a copy, attn_sm90_transpose_params. A variant of paged keys: k extents
- * (dim_qk, heads_kv, page_size, pages), box (64, 1, cache.box, 1); v likewise. VARLEN: total_q and total_kv in place of
- * the lengths, batch 1. rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims
- * up to the variant's. Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
+ * columns where `keys` is no multiple of 128: of a copy, attn_sm90_transpose_params.
+ * A variant of paged keys: k extents (dim_qk, heads_kv, page_size, pages), box (64, 1, cache.box, 1); v likewise.
+ * VARLEN: total_q and total_kv in place of the lengths, batch 1.
+ * rows, keys: of the variant. Boxes that overhang dim_qk or dim_v are filled with zeros: any dims up to the variant's.
+ * Takes base addresses and strides (but dim's) of a multiple of 16 bytes; for others, repack. */
 typedef struct __attribute__((aligned(64))) attn_sm90_map {
     unsigned long long opaque[16];
 } attn_sm90_map;

@@ -7,7 +7,7 @@
 
 enum { KEYS = ATTN_SM90_TRANSPOSE_KEYS, THREADS = 256, GROUPS = KEYS / 16, MOST_PIECES = 16 };
 
-/* 16 columns from `column` on of a key, of which those from dim on are zeros; all of them, if the key is none. */
+/* 16 columns of a key, from `column` on. Columns from dim_v on are zeros. So are all columns behind the last key. */
 DEVICE uint4 load_piece(const attn_sm90_transpose_params *p, const unsigned char *key, int column, bool is_key)
 {
     u32 word[4] = { 0, 0, 0, 0 };

@@ -8,12 +8,6 @@
 
 /* ---- workspace ----------------------------------------------------------------------------- */
 
-/* K or V, widened: a copy, but not that of repack. */
-static bool widens_tensor(const attn_desc *d, const attn_cuda_kernel *k, int which)
-{
-    return (which == ATTN_SM90_K || which == ATTN_SM90_V) && attn_sm90_widens_kv(d, k);
-}
-
 /* The tensor is a copy already. */
 static bool holds(const attn_sm90_plan *plan, int which)
 {
@@ -30,8 +24,7 @@ void attn_sm90_start(const attn_desc *d, attn_sm90_plan *plan)
 {
     const attn_cuda_kernel *k = plan->cuda.chosen.kernel;
     for (int i = 0; i < attn_sm90_tensors(d) && k->tma; i++)
-        plan->copied[i] =
-            widens_tensor(d, k, i) || attn_sm90_transposes(k, i) || !(attn_sm90_tma_takes(d, i) || holds(plan, i));
+        plan->copied[i] = attn_sm90_has_own_pass(d, k, i) || !(attn_sm90_tma_takes(d, i) || holds(plan, i));
     attn_cuda_fill(d, summarised(plan)->kv_tile, &plan->common);
 }
 
@@ -172,7 +165,7 @@ attn_status attn_sm90_load(const attn_cuda_problem *problem, const attn_cuda_con
     const attn_desc *d = problem->desc;
     bool widens = attn_sm90_widens_kv(d, k), copies = false;
     for (int i = ATTN_SM90_Q; i <= ATTN_SM90_V; i++)
-        copies = copies || (plan->copied[i] && !widens_tensor(d, k, i) && !attn_sm90_transposes(k, i));
+        copies = copies || (plan->copied[i] && !attn_sm90_has_own_pass(d, k, i));
     attn_status status = attn_cuda_load_fallback(problem, context, k, fallback, &plan->fallback);
     if (!status && attn_sm90_widens_bits(d, k))
         status = attn_cuda_load(context, NULL, "attn_sm90_widen_bits", 0, &plan->widen_bits);
@@ -198,8 +191,7 @@ static void say_tensors(const attn_desc *d, const attn_sm90_plan *plan, bool cop
 {
     static const char *const names[] = { " q", " k", " v", " grad_o" };
     for (int i = 0; i < attn_sm90_tensors(d); i++)
-        if (plan->copied[i] == copied && !widens_tensor(d, plan->cuda.chosen.kernel, i) && !holds(plan, i) &&
-            !attn_sm90_transposes(plan->cuda.chosen.kernel, i))
+        if (plan->copied[i] == copied && !attn_sm90_has_own_pass(d, plan->cuda.chosen.kernel, i) && !holds(plan, i))
             attn_say(words, "%s", names[i]);
 }
 

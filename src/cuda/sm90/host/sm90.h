@@ -71,6 +71,19 @@ static inline bool attn_sm90_widens_kv(const attn_desc *desc, const attn_cuda_ke
     return kernel->tma && attn_kv_dtype(desc) != desc->dtype;
 }
 
+static inline bool attn_sm90_transposes(const attn_cuda_kernel *kernel, int which)
+{
+    return which == ATTN_SM90_V && kernel->transposed;
+}
+
+/* Whether a pass of its own writes the tensor's copy, and repack does not: keys that are widened, V that is transposed.
+ */
+static inline bool attn_sm90_has_own_pass(const attn_desc *desc, const attn_cuda_kernel *kernel, int which)
+{
+    bool keys = which == ATTN_SM90_K || which == ATTN_SM90_V;
+    return (keys && attn_sm90_widens_kv(desc, kernel)) || attn_sm90_transposes(kernel, which);
+}
+
 /* One of q, k and v as it is copied: packed, in rows of heads of whole 16 bytes. Where pages are widened, of each entry
  * of the page table. */
 attn_sm90_tensor attn_sm90_repacked(const attn_desc *desc, int which);
@@ -81,11 +94,6 @@ attn_sm90_tensor attn_sm90_copied(const attn_desc *desc, const attn_cuda_kernel 
 
 /* Whether that copy of V can be described to TMA. */
 bool attn_sm90_may_transpose(const attn_desc *desc, const attn_cuda_kernel *kernel);
-
-static inline bool attn_sm90_transposes(const attn_cuda_kernel *kernel, int which)
-{
-    return which == ATTN_SM90_V && kernel->transposed;
-}
 
 /* Whether TMA takes its strides, and the kernels its dtype. */
 bool attn_sm90_tma_takes(const attn_desc *desc, int which);

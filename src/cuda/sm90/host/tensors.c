@@ -181,8 +181,7 @@ attn_status attn_sm90_repack(const attn_cuda_call *c)
     attn_sm90_repack_params p = { .of[0].batch = 0 };
     int64_t blocks = 0, batch = 0, tensors = 0;
     for (int i = 0; i < 3; i++) {
-        const attn_cuda_kernel *k = c->cuda->chosen.kernel;
-        if (!plan_of(c)->copied[i] || (i != ATTN_SM90_Q && plan_of(c)->widen) || attn_sm90_transposes(k, i)) continue;
+        if (!plan_of(c)->copied[i] || attn_sm90_has_own_pass(&c->plan->desc, c->cuda->chosen.kernel, i)) continue;
         attn_sm90_copy *copy = &p.of[tensors++];
         *copy = copy_of(c, i);
         int64_t wanted = attn_ceil_div(copy->rows, copy->block_rows);
@@ -198,8 +197,7 @@ double attn_sm90_repack_seconds(const attn_desc *d, const attn_cuda_kernel *k, c
     for (int i = 0; i < 3 && k->tma; i++) {
         attn_sm90_tensor t = attn_sm90_repacked(d, i);
         double elements = (double)t.extent[0] * (double)t.stride[0];
-        if (!attn_sm90_tma_takes(d, i) && !attn_sm90_transposes(k, i) &&
-            (i == ATTN_SM90_Q || !attn_sm90_widens_kv(d, k)))
+        if (!attn_sm90_tma_takes(d, i) && !attn_sm90_has_own_pass(d, k, i))
             bytes += 2 * elements * (double)attn_dtype_size(d->dtype);
     }
     return bytes > 0 ? launch + bytes / attn_cuda_bandwidth(device, "l2") : 0;
