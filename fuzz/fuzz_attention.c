@@ -47,7 +47,7 @@ static void take_masks(input *in, attn_desc *desc)
 {
     desc->flags = (uint32_t)(take(in) | take(in) << 8 | take(in) << 16) & 0xfffff;
     if (desc->flags & ATTN_VARLEN)
-        desc->total_q = wild(in, desc->len_q * 2), desc->total_kv = wild(in, desc->len_kv * 2);
+        desc->total_q = wild(in, times(desc->len_q, 2)), desc->total_kv = wild(in, times(desc->len_kv, 2));
     if (desc->flags & ATTN_PAGED) {
         desc->total_kv = wild(in, 0), desc->page_size = wild(in, 1 + below(in, 20));
         desc->pages = wild(in, below(in, 40)), desc->table_width = wild(in, below(in, 2) * (1 + below(in, 80)));

@@ -64,7 +64,7 @@ static void take_scale_strides(input *in, attn_quant_desc *d)
     for (int i = 3; i >= 0; i--) {
         bool can = i == 1 ? d->scale_rows > 0 : i == 3 ? d->scale_rows == 0 && below(in, 2) : true;
         if (!can || below(in, 4) == 0) continue;
-        d->scale_stride[i] = below(in, 8) ? step : -step, step *= n[i] > 0 ? n[i] : 1;
+        d->scale_stride[i] = below(in, 8) ? step : -step, step = times(step, n[i] > 0 ? n[i] : 1);
     }
     if (below(in, 16) == 0) d->scale_stride[below(in, 4)] = wild(in, below(in, 100) - 50);
 }

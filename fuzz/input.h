@@ -33,6 +33,13 @@ static inline int64_t wild(input *in, int64_t sensible)
     return choice < 248 ? sensible : edges[choice - 248];
 }
 
+/* The product; the largest number where that is too large, which wild numbers make it. */
+static inline int64_t times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
 /* Whether the word stands in the text, for itself. */
 static inline bool has_word(const char *text, const char *word)
 {
