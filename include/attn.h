@@ -35,6 +35,9 @@
  *   Values nearer to 0 than 2^-126 (about 1.2e-38) are kept. Only the kernels of bf16 pairs (ATTN_ISA_AVX512BF16 and
  *   ATTN_ISA_AMX) lose them: their instructions replace such inputs, products and sums by 0.
  *
+ *   Scores may have any magnitude that f32 holds; but where a GPU computes them by neither a decode nor a fallback
+ *   kernel, 2^27 at most, of bf16 2^30, of ATTN_E4M3 2^22.
+ *
  *   A bias of -inf hides its key; a NaN or infinity in the key's score still shows. A finite bias beyond +-2^126 counts
  *   as +-2^126. Some libraries mask with -FLT_MAX: a row with only such keys gives the mean of v, or where a plan
  *   splits its keys (split-kv) the mean of the parts' means, and its LSE is about -2^126.
