@@ -281,14 +281,16 @@ static const char *scores_text(const attn_cuda_kernel *kernel, char text[64])
 }
 
 /* Which masks it takes: "causal, window", or all but some. */
-static const char *masks_text(const attn_cuda_kernel *kernel, char text[64])
+static const char *masks_text(const attn_cuda_kernel *kernel, char text[80])
 {
-    static const uint32_t flags[] = { ATTN_INTERVALS, ATTN_BLOCKS, ATTN_BITS, ATTN_VARLEN };
-    static const char *const names[] = { "intervals", "lists", "bits", "packed" };
-    attn_text_buffer words = { text, 64, 0 };
+    const uint32_t told = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_VARLEN;
+    const attn_feature *features;
+    int count = attn_features(&features), missing = 0;
+    attn_text_buffer words = { text, 80, 0 };
     attn_say(&words, kernel->features & ATTN_CHUNK ? "all" : "causal, window");
-    for (int i = 0, missing = 0; i < 4 && kernel->features & ATTN_CHUNK; i++)
-        if (!(kernel->features & flags[i])) attn_say(&words, "%s%s", missing++ ? ", " : " but ", names[i]);
+    for (int f = 0; f < count && kernel->features & ATTN_CHUNK; f++)
+        if (told & ~kernel->features & features[f].flag)
+            attn_say(&words, "%s%s", missing++ ? ", " : " but ", features[f].name);
     return text;
 }
 
@@ -321,7 +323,7 @@ static void print_cuda_json(const attn_cuda_kernel *kernels, int count)
 static void print_cuda_text(const attn_cuda_kernel *kernels, int count)
 {
     int name = 6;
-    char masks[64], scores[64];
+    char masks[80], scores[64];
     for (int i = 0; i < count; i++)
         name = wider(name, kernels[i].name);
     printf("%-*s %-5s %-7s %-8s %7s %5s  %-11s %s\n", name, "kernel", "dtype", "dims to", "tile", "threads", "KiB",

@@ -166,8 +166,8 @@ def kernels_of_gpus(place):
                         ("d64_128x128_dropout", "causal, window; dropout always, sink"),
                         ("d64_128x128_bias", "causal, window; bias always, sink"),
                         ("d64_128x128_softcap_dropout", "causal, window; softcap and dropout always, sink"),
-                        ("d64_128x128_ranges_alibi", "all but bits; ALiBi always, sink"),
-                        ("d64_256x64_spans", "all but lists, bits, packed; sink"),
+                        ("d64_128x128_ranges_alibi", "all but bit mask; ALiBi always, sink"),
+                        ("d64_256x64_spans", "all but block lists, bit mask, packed sequences; sink"),
                         ("d64_128x64_score_mod_paged", "all; all; paged keys alone")):
         check(said["sm90_bf16_" + name].endswith("  " + words), said["sm90_bf16_" + name])
     for kernel in json.loads(place.run("kernels", "--device", "cuda", "--json").out):
