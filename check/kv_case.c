@@ -302,7 +302,7 @@ static void draw_sizes(attn_kv_desc *d, uint64_t *state)
     if (d->op == ATTN_KV_COPY) d->tokens = 0;
     if (check_chance(state, 50)) draw_bytes(d, state);
     if (d->op != ATTN_KV_COPY && !(d->flags & ATTN_KV_SLOTS))
-        d->batch = check_below(state, check_chance(state, 80) || d->dim_qk > 80 ? 6 : 100); /* wide ones stay small */
+        d->batch = check_below(state, check_chance(state, 80) || d->dim_qk > 80 ? 6 : 100); /* few of wide rows */
     if (d->op != ATTN_KV_APPEND || attn_dtype_size(d->dtype) == 1) return;
     if (d->dim_qk < 2 || check_chance(state, 30)) return;
     d->flags |= ATTN_KV_ROTARY;

@@ -229,11 +229,21 @@ static void print_markdown(const attn_cpu_kernel *kernels, int count)
     putchar('\n');
 }
 
-static void print_text(const attn_cpu_kernel *kernels, int count)
+/* "all", or "all but" the names of these flags. */
+static void say_all_but(attn_text_buffer *words, uint32_t missing)
 {
     const attn_feature *features;
-    int feature_count = attn_features(&features), name = 6, isa = 3;
-    char text[32];
+    int count = attn_features(&features);
+    const char *before = " but ";
+    attn_say(words, "all");
+    for (int f = 0; f < count; f++)
+        if (missing & features[f].flag) attn_say(words, "%s%s", before, features[f].name), before = ", ";
+}
+
+static void print_text(const attn_cpu_kernel *kernels, int count)
+{
+    int name = 6, isa = 3;
+    char text[32], features[512];
     for (int i = 0; i < count; i++) {
         name = wider(name, kernels[i].name);
         isa = wider(isa, attn_isa_name(kernels[i].isa));
@@ -242,20 +252,15 @@ static void print_text(const attn_cpu_kernel *kernels, int count)
            "here", "features");
     for (int i = 0; i < count; i++) {
         const attn_cpu_kernel *kernel = &kernels[i];
-        int missing = 0;
-        for (int f = 0; f < feature_count; f++)
-            missing += !(kernel->features & features[f].flag);
-        printf("%-*s %-*s %-8s %-17s 1 to %-3d %2dx%-3d %-9s ", name, kernel->name, isa, attn_isa_name(kernel->isa),
+        attn_text_buffer words = { features, sizeof features, 0 };
+        say_all_but(&words, ~kernel->features);
+        printf("%-*s %-*s %-8s %-17s 1 to %-3d %2dx%-3d %-9s %s\n", name, kernel->name, isa, attn_isa_name(kernel->isa),
                form_name(kernel), dtypes_text(kernel->dtypes, text), (int)kernel->dim_max, (int)kernel->rows,
                (int)kernel->cols,
                runs_here(kernel) ? "yes"
                : kernel->ops     ? "no"
-                                 : "not built");
-        printf(missing ? "all but" : "all");
-        for (int f = 0; f < feature_count; f++) {
-            if (!(kernel->features & features[f].flag)) printf(" %s%s", features[f].name, --missing ? "," : "");
-        }
-        putchar('\n');
+                                 : "not built",
+               features);
     }
 }
 
@@ -284,13 +289,11 @@ static const char *scores_text(const attn_cuda_kernel *kernel, char text[64])
 static const char *masks_text(const attn_cuda_kernel *kernel, char text[80])
 {
     const uint32_t told = ATTN_INTERVALS | ATTN_BLOCKS | ATTN_BITS | ATTN_VARLEN;
-    const attn_feature *features;
-    int count = attn_features(&features), missing = 0;
     attn_text_buffer words = { text, 80, 0 };
-    attn_say(&words, kernel->features & ATTN_CHUNK ? "all" : "causal, window");
-    for (int f = 0; f < count && kernel->features & ATTN_CHUNK; f++)
-        if (told & ~kernel->features & features[f].flag)
-            attn_say(&words, "%s%s", missing++ ? ", " : " but ", features[f].name);
+    if (kernel->features & ATTN_CHUNK)
+        say_all_but(&words, told & ~kernel->features);
+    else
+        attn_say(&words, "causal, window");
     return text;
 }
 
