@@ -26,7 +26,8 @@ static void fill_shape(const attn_desc *d, attn_cuda_shape *p)
 {
     p->flags = d->flags;
     p->batch = (int)d->batch, p->heads_q = (int)d->heads_q, p->heads_kv = (int)d->heads_kv;
-    p->len_q = (int)d->len_q, p->len_kv = (int)d->len_kv, p->total_q = (int)d->total_q;
+    p->len_q = (int)d->len_q, p->len_kv = (int)d->len_kv;
+    p->total_q = (int)d->total_q, p->total_kv = (int)d->total_kv;
     p->dim_qk = (int)d->dim_qk, p->dim_v = (int)d->dim_v;
     p->scale = d->scale;
     p->out_dtype = attn_out_dtype(d);

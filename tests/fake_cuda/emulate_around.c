@@ -12,6 +12,31 @@
 #include "cuda/common/merge_params.h"
 #include "cuda/common/widen_params.h"
 
+/* ---- sequences ----------------------------------------------------------------------------- */
+
+/* Row 0 in its plane of the tensor, and how many rows count. */
+typedef struct sequence {
+    int64_t plane, start, length;
+} sequence;
+
+static sequence sequence_of(const int *cu_lens, const int *lens, int64_t len, int64_t batch)
+{
+    sequence s = { cu_lens ? 0 : batch, cu_lens ? cu_lens[batch] : 0, cu_lens ? cu_lens[batch + 1] : len };
+    s.length -= s.start;
+    if (lens && lens[batch] < s.length) s.length = lens[batch] > 0 ? lens[batch] : 0;
+    return s;
+}
+
+static sequence queries_of(const attn_cuda_shape *p, int64_t batch)
+{
+    return sequence_of(p->cu_lens_q, p->lens_q, p->len_q, batch);
+}
+
+static sequence keys_of(const attn_cuda_shape *p, int64_t batch)
+{
+    return sequence_of(p->cu_lens_kv, p->lens_kv, p->len_kv, batch);
+}
+
 /* ---- summaries of masks -------------------------------------------------------------------- */
 
 /* count: of summaries of a head. */
@@ -125,12 +150,9 @@ static void widen_bits(const char *symbol, const CUlaunchConfig *config, const a
     fake_expect(config->gridDimX == attn_ceil_div(s->len_q, 8) && config->blockDimX == 256, symbol, "grid");
     fake_expect(p->bits && p->out && p->bits_keys > 0, symbol, "bits");
     for (int64_t line = 0; line < config->gridDimZ * heads * s->len_q; line++) {
-        int64_t sequence = line / (heads * s->len_q), of_plane = line % (heads * s->len_q);
-        const unsigned char *bits =
-            p->bits + ((p->bits_batch == 1 ? 0 : sequence) * heads * s->len_q + of_plane) * known;
-        int64_t len_kv = s->len_kv;
-        if (s->cu_lens_kv) len_kv = s->cu_lens_kv[sequence + 1] - s->cu_lens_kv[sequence];
-        if (s->lens_kv && s->lens_kv[sequence] < len_kv) len_kv = s->lens_kv[sequence];
+        int64_t number = line / (heads * s->len_q), of_plane = line % (heads * s->len_q);
+        const unsigned char *bits = p->bits + ((p->bits_batch == 1 ? 0 : number) * heads * s->len_q + of_plane) * known;
+        int64_t len_kv = keys_of(s, number).length;
         memset(p->out + line * pitch, 0xff, (size_t)pitch);
         for (int64_t bit = 0; bit < p->bits_keys; bit++) {
             int64_t key = len_kv - p->bits_keys + bit;
@@ -169,26 +191,21 @@ static void widen_head(const attn_cuda_widen_params *p, const attn_cuda_widened 
 /* The rows of q that a sequence has. */
 static void widen_rows(const attn_cuda_widen_params *p, attn_dtype dtype, int64_t batch)
 {
-    bool varlen = p->shape.flags & ATTN_VARLEN;
-    int64_t start = varlen ? p->shape.cu_lens_q[batch] : 0, plane = varlen ? 0 : batch,
-            len_q = varlen ? p->shape.cu_lens_q[batch + 1] - start : p->shape.len_q;
-    if (p->shape.lens_q && p->shape.lens_q[batch] < len_q) len_q = p->shape.lens_q[batch];
-    for (int64_t i = 0; i < len_q * p->shape.heads_q; i++)
-        widen_head(p, &p->of[0], dtype, batch, plane, start + i / p->shape.heads_q, i / p->shape.heads_q,
-                   i % p->shape.heads_q, plane * p->rows + start + i / p->shape.heads_q);
+    sequence s = queries_of(&p->shape, batch);
+    for (int64_t i = 0; i < s.length * p->shape.heads_q; i++)
+        widen_head(p, &p->of[0], dtype, batch, s.plane, s.start + i / p->shape.heads_q, i / p->shape.heads_q,
+                   i % p->shape.heads_q, s.plane * p->shape.len_q + s.start + i / p->shape.heads_q);
 }
 
 /* All keys of a sequence, whatever its rows see, but for those in no page. */
 static void widen_sequence(const attn_cuda_widen_params *p, attn_dtype dtype, int64_t batch)
 {
     const attn_page_table *t = &p->table;
-    bool paged = p->shape.flags & ATTN_PAGED, varlen = p->shape.flags & ATTN_VARLEN && !paged;
-    int64_t start = varlen ? p->shape.cu_lens_kv[batch] : 0, len_kv = varlen ? p->rows - start : p->shape.len_kv;
-    if (varlen) len_kv = p->shape.cu_lens_kv[batch + 1] - start;
-    if (p->shape.lens_kv && p->shape.lens_kv[batch] < len_kv) len_kv = p->shape.lens_kv[batch];
+    bool paged = p->shape.flags & ATTN_PAGED;
+    sequence s = keys_of(&p->shape, batch);
     int64_t entry0 = !paged ? 0 : t->width ? batch * t->width : t->starts[batch];
-    for (int64_t key = 0; key < len_kv; key++) {
-        int64_t plane = varlen ? 0 : batch, line = start + key, row = key, to = plane * p->rows + line;
+    for (int64_t key = 0; key < s.length; key++) {
+        int64_t plane = s.plane, line = s.start + key, row = key, to = plane * p->shape.len_kv + line;
         if (paged) {
             int64_t entry = entry0 + key / t->page_size;
             plane = t->ids[entry], line = row = key % t->page_size, to = entry * t->page_size + row;
@@ -223,21 +240,18 @@ static void widen(const char *symbol, const CUlaunchConfig *config, const attn_c
 
 static void narrow(const char *symbol, const CUlaunchConfig *config, const attn_cuda_narrow_params *p)
 {
-    bool varlen = p->shape.flags & ATTN_VARLEN;
     fake_expect(config->gridDimY == (unsigned)p->shape.batch && config->gridDimZ == 1 &&
                     config->blockDimX == ATTN_CUDA_WIDEN_THREADS,
                 symbol, "grid");
     fake_expect(p->pieces == attn_ceil_div(p->shape.dim_v, ATTN_CUDA_NARROW_COLUMNS) && (uintptr_t)p->in % 16 == 0,
                 symbol, "pieces");
     for (int64_t b = 0; b < p->shape.batch && fake_computes(); b++) {
-        int64_t start = varlen ? p->shape.cu_lens_q[b] : 0, plane = varlen ? 0 : b,
-                len_q = varlen ? p->shape.cu_lens_q[b + 1] - start : p->shape.len_q;
-        if (p->shape.lens_q && p->shape.lens_q[b] < len_q) len_q = p->shape.lens_q[b];
-        for (int64_t i = 0; i < len_q * p->shape.heads_q * p->shape.dim_v; i++) {
+        sequence s = queries_of(&p->shape, b);
+        for (int64_t i = 0; i < s.length * p->shape.heads_q * p->shape.dim_v; i++) {
             int64_t c = i % p->shape.dim_v, head = i / p->shape.dim_v % p->shape.heads_q,
-                    row = start + i / p->shape.dim_v / p->shape.heads_q,
-                    at = ((plane * p->rows + row) * p->shape.heads_q + head) * p->shape.dim_v + c,
-                    o = plane * p->shape.o_stride[0] + row * p->shape.o_stride[1] + head * p->shape.o_stride[2] + c;
+                    row = s.start + i / p->shape.dim_v / p->shape.heads_q,
+                    at = ((s.plane * p->shape.len_q + row) * p->shape.heads_q + head) * p->shape.dim_v + c,
+                    o = s.plane * p->shape.o_stride[0] + row * p->shape.o_stride[1] + head * p->shape.o_stride[2] + c;
             attn_store_scalar(fake_dtype_of(symbol), p->shape.o, o, p->in[at] / (p->scale ? *p->scale : 1));
         }
     }
@@ -276,18 +290,8 @@ static void repack(const char *symbol, const CUlaunchConfig *config, const attn_
 static int64_t transposed_column(const attn_sm90_params *p, int64_t batch, int64_t key, int tile)
 {
     bool varlen = p->shape.flags & ATTN_VARLEN;
-    int64_t start = varlen ? ATTN_SM90_TRANSPOSED_START(p->shape.cu_lens_kv[batch], batch, tile) : 0, k = key % 16;
+    int64_t start = varlen ? ATTN_SM90_TRANSPOSED_START(keys_of(&p->shape, batch).start, batch, tile) : 0, k = key % 16;
     return start + key - k + k % 8 / 2 * 4 + k / 8 * 2 + k % 2;
-}
-
-/* Rows of sequence `batch` in the tensor of V, and how many count. */
-static void find_keys(const attn_cuda_shape *shape, int64_t batch, int64_t *start, int64_t *length)
-{
-    bool varlen = shape->flags & ATTN_VARLEN;
-    *start = varlen ? shape->cu_lens_kv[batch] : 0;
-    *length = varlen ? shape->cu_lens_kv[batch + 1] - *start : shape->len_kv;
-    if (shape->lens_kv && shape->lens_kv[batch] < *length)
-        *length = shape->lens_kv[batch] > 0 ? shape->lens_kv[batch] : 0;
 }
 
 static void transpose(const char *symbol, const CUlaunchConfig *config, const attn_sm90_transpose_params *p)
@@ -300,21 +304,21 @@ static void transpose(const char *symbol, const CUlaunchConfig *config, const at
                     config->blockDimX == 256,
                 symbol, "grid");
     fake_expect(p->pitch % 16 == 0 && (uintptr_t)p->out % 16 == 0, symbol, "alignment");
-    const bool read[] = { !varlen && p->shape.batch > 1, p->rows > 1, heads > 1 }; /* strides that are */
+    const bool read[] = { !varlen && p->shape.batch > 1, (varlen ? p->shape.total_kv : p->shape.len_kv) > 1,
+                          heads > 1 }; /* strides that are */
     bool wide = (uintptr_t)p->in % 16 == 0;
     for (int i = 0; i < 3; i++)
         wide = wide && (!read[i] || p->stride[i] % 16 == 0);
     fake_expect(wide || !p->wide, symbol, "v is not at multiples of 16");
     for (int64_t b = 0; b < p->shape.batch; b++) {
-        int64_t start, length, plane = varlen ? 0 : b;
-        find_keys(&p->shape, b, &start, &length);
-        for (int64_t key = 0; key < attn_round_up(length, p->tile); key++) {
+        sequence s = keys_of(&p->shape, b);
+        for (int64_t key = 0; key < attn_round_up(s.length, p->tile); key++) {
             int64_t column = transposed_column(&of, b, key, p->tile);
             if (column >= p->pitch) continue;
-            const unsigned char *in = p->in + plane * p->stride[0] + (start + key) * p->stride[1];
+            const unsigned char *in = p->in + s.plane * p->stride[0] + (s.start + key) * p->stride[1];
             for (int64_t i = 0; i < heads * dim; i++)
-                p->out[(plane * heads * dim + i) * p->pitch + column] =
-                    key < length ? in[i / dim * p->stride[2] + i % dim] : 0;
+                p->out[(s.plane * heads * dim + i) * p->pitch + column] =
+                    key < s.length ? in[i / dim * p->stride[2] + i % dim] : 0;
         }
     }
 }
@@ -322,14 +326,12 @@ static void transpose(const char *symbol, const CUlaunchConfig *config, const at
 void fake_untranspose(const attn_sm90_params *p, const unsigned char *copy, int64_t pitch, int tile, unsigned char *v)
 {
     int64_t heads = p->shape.heads_kv, dim = p->shape.dim_v;
-    bool varlen = p->shape.flags & ATTN_VARLEN;
     for (int64_t b = 0; b < p->shape.batch; b++) {
-        int64_t start, length, plane = varlen ? 0 : b;
-        find_keys(&p->shape, b, &start, &length);
-        for (int64_t key = 0; key < length; key++)
+        sequence s = keys_of(&p->shape, b);
+        for (int64_t key = 0; key < s.length; key++)
             for (int64_t i = 0; i < heads * dim; i++)
-                v[((plane * p->shape.len_kv + start + key) * heads) * dim + i] =
-                    copy[(plane * heads * dim + i) * pitch + transposed_column(p, b, key, tile)];
+                v[((s.plane * p->shape.len_kv + s.start + key) * heads) * dim + i] =
+                    copy[(s.plane * heads * dim + i) * pitch + transposed_column(p, b, key, tile)];
     }
 }
 

@@ -21,7 +21,10 @@ __attribute__((format(printf, 2, 3))) void result(bool right, const char *format
 check_options options_of(int number);
 
 /* A problem whose shape and flags are given, of the kernel's type; where they are 0 also its dims, type of keys and
- * pages. At addresses that TMA takes. `parts`: some keys must be split. */
+ * pages. */
+attn_desc fit_kernel(const attn_cuda_kernel *k, attn_desc desc, const check_options *options);
+
+/* Runs and judges such a problem. At addresses that TMA takes. `parts`: some keys must be split. */
 void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts);
 
 /* A problem over pages of so many slots, in place of contiguous keys. */
@@ -37,6 +40,9 @@ void lengths(const attn_cuda_kernel *k);
 /* Bits and block lists of several sizes, some kernels' own path and some not, over more KV tiles than a walk looks at
  * at once: kernels that take them. */
 void bits_and_lists(const attn_cuda_kernel *k);
+
+/* Packed sequences whose starts are out of range (starts.c): kernels that take packed ones. */
+void starts_out_of_range(const attn_cuda_kernel *k);
 
 /* Masks that leave rows keys side by side, and intervals that do not: kernels of spans (spans.c). */
 void masks_of_spans(const attn_cuda_kernel *k);

@@ -22,27 +22,33 @@ void set_pages(attn_desc *d, int64_t size)
     d->page_size = size, d->pages = d->batch * each + 3, d->table_width = each + 1;
 }
 
-void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts)
+attn_desc fit_kernel(const attn_cuda_kernel *k, attn_desc desc, const check_options *options)
 {
     static const attn_dtype outs[] = { ATTN_E4M3, ATTN_F16, ATTN_BF16 };
+    desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
+    if (!desc.kv_dtype) desc.kv_dtype = attn_cuda_kv_dtype(k);
+    if (!desc.kv_dtype && k->kv_dtypes >> ATTN_I8 & 1 && k->tma &&
+        options->seed / 4 % 4 == 3) /* widened, now of this type, now of that */
+        desc.kv_dtype = options->seed / 16 % 2 ? ATTN_E4M3 : ATTN_I8;
+    bool queries = k->dtype == ATTN_BF16 && desc.kv_dtype == ATTN_E4M3 && options->seed / 32 % 2; /* these, too */
+    check_problem_add(&desc, k->needs & ~desc.flags);
+    if (!desc.dim_qk) desc.dim_qk = k->dim;
+    if (!desc.dim_v) desc.dim_v = k->dim_v;
+    if (k->paged && !desc.page_size) set_pages(&desc, page_sizes[options->seed / 4 % 12]);
+    if (queries) desc.dtype = ATTN_E4M3;
+    if (queries && !(desc.flags & ATTN_OUT_F32)) desc.out_dtype = outs[options->seed / 64 % 3];
+    if (desc.kv_dtype) check_grid_scales((int)(options->seed / (queries ? 64 : 4)), &desc);
+    return desc;
+}
+
+void check_kernel(const attn_cuda_kernel *k, attn_desc desc, check_options options, bool parts)
+{
     check_problem problem;
     char name[CHECK_NAME];
     attn_plan *plan;
     attn_plan_info info = { .splits = 0 };
     options.by = reference_by;
-    desc.dtype = k->dtype, desc.direction = attn_cuda_direction(k), desc.flags &= k->features;
-    if (!desc.kv_dtype) desc.kv_dtype = attn_cuda_kv_dtype(k);
-    if (!desc.kv_dtype && k->kv_dtypes >> ATTN_I8 & 1 && k->tma &&
-        options.seed / 4 % 4 == 3) /* widened, now of this type, now of that */
-        desc.kv_dtype = options.seed / 16 % 2 ? ATTN_E4M3 : ATTN_I8;
-    bool queries = k->dtype == ATTN_BF16 && desc.kv_dtype == ATTN_E4M3 && options.seed / 32 % 2; /* these, too */
-    check_problem_add(&desc, k->needs & ~desc.flags);
-    if (!desc.dim_qk) desc.dim_qk = k->dim;
-    if (!desc.dim_v) desc.dim_v = k->dim_v;
-    if (k->paged && !desc.page_size) set_pages(&desc, page_sizes[options.seed / 4 % 12]);
-    if (queries) desc.dtype = ATTN_E4M3;
-    if (queries && !(desc.flags & ATTN_OUT_F32)) desc.out_dtype = outs[options.seed / 64 % 3];
-    if (desc.kv_dtype) check_grid_scales((int)(options.seed / (queries ? 64 : 4)), &desc);
+    desc = fit_kernel(k, desc, &options);
     long long len_q = desc.len_q, len_kv = desc.len_kv;
     if (check_problem_create(&problem, &desc, &options)) {
         result(false, "%s: %s", k->name, attn_error());

@@ -16,7 +16,7 @@
 /* Whether a row of the tensor is some sequence's: a split stored it. VARLEN: `row` counts over all sequences. */
 DEVICE bool combined_row(const attn_cuda_shape *p, int batch, int row)
 {
-    if (!(p->flags & FLAG_VARLEN)) return row < sequence_of(0, p->lens_q, batch, p->len_q).y;
+    if (!(p->flags & FLAG_VARLEN)) return row < sequence_of(queries_of(p), batch).y;
     int lo = 0,
         hi = p->batch; /* the last sequence that starts at or before the row; empty ones before it do not count */
     while (lo < hi) {
@@ -27,7 +27,7 @@ DEVICE bool combined_row(const attn_cuda_shape *p, int batch, int row)
             hi = mid;
     }
     if (lo >= p->batch) return false;
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, lo, 0);
+    int2 q = sequence_of(queries_of(p), lo);
     return row >= q.x && row < q.x + q.y;
 }
 

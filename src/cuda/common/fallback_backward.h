@@ -25,8 +25,7 @@ typedef struct fallback_head {
 
 DEVICE fallback_head head_of_sequence(const attn_cuda_shape *p, int batch, int head)
 {
-    int2 q = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
-    int2 kv = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
+    int2 q = sequence_of(queries_of(p), batch), kv = sequence_of(keys_of(p), batch);
     return { batch, head, q.x, kv.x, q.y, kv.y };
 }
 
@@ -34,7 +33,7 @@ DEVICE fallback_head head_of_sequence(const attn_cuda_shape *p, int batch, int h
 DEVICE long long stats_of(const attn_cuda_backward_params *params, const fallback_head *w, int row)
 {
     const attn_cuda_shape *p = &params->common.shape;
-    long long first = row_offset(p, p->cu_lens_q, p->heads_q, params->q_pitch, w->batch, w->head);
+    long long first = row_offset(p->flags, w->start_q, p->heads_q, params->q_pitch, w->batch, w->head);
     return 2 * (first + row / Q_ROWS * Q_ROWS) + statistic_position(row % Q_ROWS);
 }
 

@@ -26,7 +26,7 @@ DEVICE fallback_row row_of_warp(const attn_cuda_params *p)
     fallback_row w = { 0 };
     w.batch = blockIdx.z, w.head = blockIdx.y, w.kv_head = w.head / (shape->heads_q / shape->heads_kv);
     w.row = blockIdx.x * 8 + threadIdx.x / 32;
-    int2 span = sequence_of(shape->cu_lens_q, shape->lens_q, w.batch, shape->len_q);
+    int2 span = sequence_of(queries_of(shape), w.batch);
     w.start_q = span.x, w.len_q = span.y;
     if (w.row >= w.len_q) return w;
     if (shape->flags & FLAG_PAGED) {
@@ -34,7 +34,7 @@ DEVICE fallback_row row_of_warp(const attn_cuda_params *p)
         w.len_kv = keys.length, w.pages = keys.pages;
         return w;
     }
-    span = sequence_of(shape->cu_lens_kv, shape->lens_kv, w.batch, shape->len_kv);
+    span = sequence_of(keys_of(shape), w.batch);
     w.start_kv = span.x, w.len_kv = span.y;
     return w;
 }

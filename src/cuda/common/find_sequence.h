@@ -5,19 +5,18 @@
 #include "common/gpu.h"
 #include "common/sequence.h"
 
-/* Finds tile `tile` of the tiles of `size` that all sequences have along an axis, one sequence after another,
- * 32 at a time, by the whole warp: the sequence, the tile's number in it, and how many it has. */
-DEVICE bool find_sequence(const int *cu_lens, const int *lens, int batch, int size, int tile, int *sequence,
-                          int *number, int *count)
+/* Finds tile `tile` of the tiles of `size` rows that `batch` sequences have, one sequence after another, 32 at a time,
+ * by the whole warp: the sequence, the tile's number in it, and how many it has. */
+DEVICE bool find_sequence(sequences s, int batch, int size, int tile, int *sequence, int *number, int *count)
 {
     int lane = threadIdx.x % 32;
     for (int b = 0; b < batch; b += 32) {
         int mine = 0;
-        if (b + lane < batch) mine = (sequence_of(cu_lens, lens, b + lane, 0).y + size - 1) / size;
+        if (b + lane < batch) mine = (sequence_of(s, b + lane).y + size - 1) / size;
         int end = mine;
         for (int step = 1; step < 32; step *= 2) {
             int below = __shfl_up_sync(~0u, end, step);
-            if (lane >= step) end += below;
+            if (lane >= step) end = (int)min((u32)end + (u32)below, 0x7fffffffu); /* cu_lens may say anything */
         }
         u32 above = __ballot_sync(~0u, end > tile);
         if (above) {

@@ -40,10 +40,9 @@ template <int dtype> DEVICE void narrow(const attn_cuda_narrow_params *p)
     enum { EACH = ATTN_CUDA_WIDEN_PIECES / ATTN_CUDA_WIDEN_THREADS, COLUMNS = ATTN_CUDA_NARROW_COLUMNS };
     const attn_cuda_shape *shape = &p->shape;
     bool varlen = shape->flags & FLAG_VARLEN, even = shape->dim_v % COLUMNS == 0;
-    int2 span = sequence_of(shape->cu_lens_q, shape->lens_q, blockIdx.y, shape->len_q);
-    int start = varlen ? clamp(span.x, 0, p->rows) : 0, end = min(min(span.y, shape->len_q), p->rows - start),
-        of_row = shape->heads_q * p->pieces;
-    long long plane = varlen ? 0 : blockIdx.y, in = varlen ? start : plane * p->rows;
+    int2 span = sequence_of(queries_of(shape), blockIdx.y);
+    int start = span.x, end = span.y, of_row = shape->heads_q * p->pieces;
+    long long plane = varlen ? 0 : blockIdx.y, in = varlen ? start : plane * shape->len_q;
     float scale = p->scale ? *p->scale : 1;
     for (int row0 = blockIdx.x * p->block_rows; row0 < end; row0 += gridDim.x * p->block_rows) {
         int count = min(p->block_rows, end - row0) * of_row;

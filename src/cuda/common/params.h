@@ -41,8 +41,8 @@ typedef struct attn_cuda_divisor {
 typedef struct attn_cuda_shape {
     unsigned flags; /* attn_desc.flags, ATTN_CUDA_GRADIENTS_F32 */
     int batch, heads_q, heads_kv;
-    int len_q, len_kv; /* of a sequence; VARLEN: of the longest */
-    int total_q;       /* VARLEN: rows of lse */
+    int len_q, len_kv;     /* of a sequence; VARLEN: of the longest */
+    int total_q, total_kv; /* VARLEN: rows of q, o and lse; of k and v */
     int dim_qk, dim_v;
     float scale;
 

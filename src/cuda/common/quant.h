@@ -235,12 +235,11 @@ DEVICE void quant_scales(const attn_cuda_quant_params *p)
     long long dim = i % n[3], head = i / n[3] % n[2], block = i / n[3] / n[2] % n[1], batch = i / n[3] / n[2] / n[1];
     float *at = p->scale + batch * p->scale_stride[0] + block * p->scale_stride[1] + head * p->scale_stride[2] +
                 dim * p->scale_stride[3];
-    int start;
     if (p->fill == ATTN_CUDA_QUANT_CLEAR)
         *at = 0;
     else if (p->fill == ATTN_CUDA_QUANT_FINISH)
         *at = quant_scale(p, (u32)__float_as_int(*at));
-    else if (block * p->scale_rows >= quant_length(p, (int)batch, &start))
+    else if (block * p->scale_rows >= sequence_of(quant_sequences(p), (int)batch).y)
         *at = 1;
 }
 

@@ -52,8 +52,8 @@ template <int dtype> DEVICE void quant_mean(const attn_cuda_quant_params *p)
     int of_head = (p->dim + COLUMNS - 1) / COLUMNS, of_batch = p->heads * of_head, batch = (int)blockIdx.x / of_batch,
         rest = (int)blockIdx.x - batch * of_batch, head = rest / of_head, own = threadIdx.x % COLUMNS,
         column = min((rest - head * of_head) * COLUMNS + own, p->dim - 1);
-    quant_tile whole = { batch, p->cu_lens ? 0 : batch };
-    whole.rows = quant_length(p, batch, &whole.start);
+    int2 span = sequence_of(quant_sequences(p), batch);
+    quant_tile whole = { batch, p->cu_lens ? 0 : batch, span.x, 0, span.y };
     int last = whole.rows % QUANT_SUM, count = whole.rows / QUANT_SUM + (last >= QUANT_PARTS_LEAST);
     double sum = 0;
     for (int first = 0; first < count; first += PARTS) {

@@ -30,13 +30,9 @@ struct quant_tile {
     int batch, plane, start, row, rows;
 };
 
-/* Rows of a sequence, whatever cu_lens says: inside the tensor, and no more than there may be. */
-DEVICE int quant_length(const attn_cuda_quant_params *p, int batch, int *start)
+DEVICE sequences quant_sequences(const attn_cuda_quant_params *p)
 {
-    *start = 0;
-    if (!p->cu_lens) return p->rows;
-    *start = clamp(p->cu_lens[batch], 0, p->total);
-    return clamp(p->cu_lens[batch + 1] - *start, 0, min(p->rows, p->total - *start));
+    return { p->cu_lens, NULL, p->rows, p->total };
 }
 
 /* By the whole warp. False: there is no such tile. */
@@ -44,13 +40,13 @@ DEVICE bool quant_find_tile(const attn_cuda_quant_params *p, int tile, quant_til
 {
     int number, count;
     if (p->cu_lens) {
-        if (!find_sequence(p->cu_lens, NULL, p->batch, p->tile, tile, &t->batch, &number, &count)) return false;
+        if (!find_sequence(quant_sequences(p), p->batch, p->tile, tile, &t->batch, &number, &count)) return false;
     } else {
         t->batch = divided(tile, p->by_tiles), number = tile - t->batch * p->tiles;
     }
-    int length = quant_length(p, t->batch, &t->start);
-    t->plane = p->cu_lens ? 0 : t->batch;
-    t->row = number * p->tile, t->rows = min(p->tile, length - t->row);
+    int2 span = sequence_of(quant_sequences(p), t->batch);
+    t->start = span.x, t->plane = p->cu_lens ? 0 : t->batch;
+    t->row = number * p->tile, t->rows = min(p->tile, span.y - t->row);
     return t->rows > 0;
 }
 

@@ -37,11 +37,32 @@ DEVICE int divided(int a, attn_cuda_divisor by)
     return (int)((__umulhi((u32)a, by.factor) + (u32)a) >> by.shift);
 }
 
-/* Start and length of sequence b along one axis: the whole axis, its share of cu_lens, or what of it is used. */
-DEVICE int2 sequence_of(const int *cu_lens, const int *lens, int b, int whole)
+/* Sequences along an axis. */
+struct sequences {
+    const int *cu_lens, *lens; /* NULL: none */
+    int len, total;            /* rows of each, or of the longest; cu_lens: rows of all */
+};
+
+DEVICE sequences queries_of(const attn_cuda_shape *p)
 {
-    int start = cu_lens ? cu_lens[b] : 0, length = cu_lens ? cu_lens[b + 1] - start : whole;
-    return make_int2(start, lens ? clamp(lens[b], 0, length) : length);
+    return { p->cu_lens_q, p->lens_q, p->len_q, p->total_q };
+}
+
+DEVICE sequences keys_of(const attn_cuda_shape *p)
+{
+    return { p->cu_lens_kv, p->lens_kv, p->len_kv, p->total_kv };
+}
+
+/* Start and length of sequence b: the whole axis, its share of cu_lens, or what of it is used. Inside the tensor, and
+ * no longer than `len`, whatever cu_lens and lens say. */
+DEVICE int2 sequence_of(sequences s, int b)
+{
+    int start = 0, length = s.len;
+    if (s.cu_lens) {
+        start = clamp(s.cu_lens[b], 0, s.total);
+        length = min(s.len, clamp(s.cu_lens[b + 1], start, s.total) - start);
+    }
+    return make_int2(start, s.lens ? clamp(s.lens[b], 0, length) : length);
 }
 
 #endif

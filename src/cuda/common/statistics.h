@@ -11,11 +11,11 @@
 
 constexpr int Q_ROWS = ATTN_CUDA_ALIGNED_ROWS; /* of a Q tile of the backward */
 
-/* The aligned row (params.h) of row 0 of a head of a sequence. */
-DEVICE long long row_offset(const attn_cuda_shape *shape, const int *cu_lens, int heads, int pitch, int batch, int head)
+/* The aligned row (params.h) of row 0 of a head of a sequence that begins at `start`. */
+DEVICE long long row_offset(unsigned flags, int start, int heads, int pitch, int batch, int head)
 {
-    if (!(shape->flags & FLAG_VARLEN)) return ((long long)batch * heads + head) * pitch;
-    return (long long)head * pitch + (long long)(cu_lens[batch] / Q_ROWS + batch) * Q_ROWS;
+    if (!(flags & FLAG_VARLEN)) return ((long long)batch * heads + head) * pitch;
+    return (long long)head * pitch + (long long)(start / Q_ROWS + batch) * Q_ROWS;
 }
 
 /* The position of a row's statistic in its tile: columns 2c, 2c + 1, 2c + 8, 2c + 9 of 16 are neighbours. */

@@ -26,12 +26,13 @@ DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
     const attn_cuda_shape *shape = &p->shape;
     widened_sequence s = {};
     bool varlen = shape->flags & FLAG_VARLEN;
-    int len_kv, batch = s.batch = blockIdx.y,
-                len_q = min(sequence_of(shape->cu_lens_q, shape->lens_q, batch, shape->len_q).y, shape->len_q);
+    int len_kv, batch = s.batch = blockIdx.y;
+    int2 q = sequence_of(queries_of(shape), batch);
+    int len_q = q.y;
     if (len_q <= 0) return s;
     if (p->queries) {
-        s.start = varlen ? clamp(shape->cu_lens_q[batch], 0, p->rows) : 0, s.end = min(len_q, p->rows - (int)s.start);
-        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * p->rows;
+        s.start = q.x, s.end = len_q;
+        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * shape->len_q;
         return s;
     }
     if (shape->flags & FLAG_PAGED) {
@@ -39,9 +40,9 @@ DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
         len_kv = keys.length, s.pages = keys.pages;
         s.out = (s.pages.ids - p->table.ids) * p->table.page_size;
     } else {
-        int2 span = sequence_of(shape->cu_lens_kv, shape->lens_kv, batch, shape->len_kv);
-        s.start = varlen ? clamp(span.x, 0, p->rows) : 0, len_kv = min(span.y, p->rows - (int)s.start);
-        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * p->rows;
+        int2 span = sequence_of(keys_of(shape), batch);
+        s.start = span.x, len_kv = span.y;
+        s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * shape->len_kv;
     }
     if (len_kv <= 0) return s;
     long long shift = position_shift(&p->mask, batch, len_q, len_kv);

@@ -38,7 +38,6 @@ typedef struct attn_cuda_widen_params {
     attn_cuda_widened of[2]; /* k, v; or q */
     int queries;             /* it is q */
     int in_dtype;            /* attn_dtype of in */
-    int rows;                /* ATTN_VARLEN: of in, over all sequences; else of a sequence */
     int tile;                /* keys of whole KV tiles, which rows that see one of them read whole */
     int block_rows;          /* ATTN_CUDA_WIDEN_ROWS */
     attn_cuda_divisor by_page;
@@ -51,7 +50,7 @@ typedef struct attn_cuda_narrow_params {
     attn_cuda_shape shape; /* o, and its rows */
     const float *in;
     const float *scale;                /* that results are divided by; NULL: 1 */
-    int rows, pieces, block_rows;      /* as of what is widened */
+    int pieces, block_rows;            /* as of what is widened */
     attn_cuda_divisor by_row, by_head; /* heads_q * pieces; pieces */
 } attn_cuda_narrow_params;
 

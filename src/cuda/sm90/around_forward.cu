@@ -302,8 +302,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_sm90_widen_bits(const __g
     const attn_cuda_shape *shape = &p.shape;
     int row = blockIdx.x * 8 + threadIdx.x / 32, sequence = blockIdx.z;
     if (row >= shape->len_q) return;
-    const int *cu_lens = shape->flags & FLAG_PAGED ? NULL : shape->cu_lens_kv;
-    int len_kv = sequence_of(cu_lens, shape->lens_kv, sequence, shape->len_kv).y, before = len_kv - p.bits_keys;
+    int len_kv = sequence_of(keys_of(shape), sequence).y, before = len_kv - p.bits_keys;
     int pitch = bits_pitch(shape), known = bits_pitch(shape, p.bits_keys);
     long long line = ((long long)sequence * gridDim.y + blockIdx.y) * shape->len_q + row;
     long long from = ((long long)(p.bits_batch == 1 ? 0 : sequence) * gridDim.y + blockIdx.y) * shape->len_q + row;

@@ -122,7 +122,8 @@ typedef struct attn_sm90_postprocess_params {
     long long stride[3]; /* of out: batch, row, head; VARLEN: the batch's is not used */
     int parts;
     long long part_step;       /* floats */
-    int pitch, heads, length;  /* pitch: in aligned rows; length: of a sequence */
+    int pitch, heads;          /* pitch: in aligned rows */
+    int length, total;         /* rows of a sequence; VARLEN: of out */
     int dim_pitch, dim;        /* floats of an aligned row; columns stored */
     float scale;               /* grad_q, grad_k: the scores'; grad_v: what survives dropout is multiplied by */
     unsigned flags;            /* attn_desc.flags */

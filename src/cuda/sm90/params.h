@@ -193,7 +193,6 @@ typedef struct attn_sm90_transpose_params {
     const unsigned char *in;
     unsigned char *out;
     long long stride[3]; /* of in, in bytes: batch, row, head */
-    int rows;            /* of in: keys of a sequence, VARLEN: of all */
     int pitch;           /* a multiple of 16 */
     int tile;            /* keys of a KV tile */
     int wide;            /* in and its strides are multiples of 16 */

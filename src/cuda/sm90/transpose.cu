@@ -52,12 +52,9 @@ struct transposed_sequence {
 
 DEVICE transposed_sequence transposed_sequence_of(const attn_sm90_transpose_params *p, int number)
 {
-    bool varlen = p->shape.flags & FLAG_VARLEN;
-    int2 found = sequence_of(varlen ? p->shape.cu_lens_kv : NULL, p->shape.lens_kv, number, p->shape.len_kv);
-    transposed_sequence s = { clamp(found.x, 0, p->rows), 0, 0, 0 };
-    s.len = clamp(found.y, 0, p->rows - s.start);
-    s.end = (s.len + p->tile - 1) / p->tile * p->tile;
-    if (varlen)
+    int2 found = sequence_of(keys_of(&p->shape), number);
+    transposed_sequence s = { found.x, found.y, 0, (found.y + p->tile - 1) / p->tile * p->tile };
+    if (p->shape.flags & FLAG_VARLEN)
         s.column = ATTN_SM90_TRANSPOSED_START(s.start, number, p->tile);
     else
         s.end = min(s.end, p->pitch);

@@ -72,14 +72,14 @@ template <int keys> DEVICE void sequence_at(const attn_decode_params *d, int bat
 {
     const attn_cuda_shape *p = &d->base.shape;
     *s = decode_sequence();
-    int2 span = sequence_of(p->cu_lens_q, p->lens_q, batch, p->len_q);
-    s->start_q = span.x, s->len_q = clamp(span.y, 0, p->len_q);
+    int2 span = sequence_of(queries_of(p), batch);
+    s->start_q = span.x, s->len_q = span.y;
     if (s->len_q == 0) return;
     if (p->flags & FLAG_PAGED) {
         cached_keys cached = paged_keys_of(&d->base.cache.table, p->lens_kv, p->len_kv, batch);
         s->len_kv = cached.length, s->pages = cached.pages;
     } else {
-        span = sequence_of(p->cu_lens_kv, p->lens_kv, batch, p->len_kv);
+        span = sequence_of(keys_of(p), batch);
         s->start_kv = span.x, s->len_kv = span.y;
     }
     if (sees_whole(d, s))

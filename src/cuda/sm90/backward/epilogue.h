@@ -31,7 +31,7 @@ DEVICE long long partial_offset(const attn_sm90_backward_params *params, const k
     if (config::stream_k && params->schedule.stream_k_items)
         rows = config::item_rows, offset -= item->first_key;
     else
-        offset += row_offset(&p->shape, p->shape.cu_lens_kv, p->shape.heads_kv, params->kv_pitch, item->seq.batch,
+        offset += row_offset(p->shape.flags, item->seq.start_kv, p->shape.heads_kv, params->kv_pitch, item->seq.batch,
                              item->kv_head);
     return offset + item->partial * rows;
 }

@@ -43,11 +43,9 @@ DEVICE void store_tile(const attn_sm90_postprocess_params *p, const float *in, i
 template <int dtype> DEVICE void postprocess(const attn_sm90_postprocess_params *p)
 {
     int row0 = blockIdx.x * Q_ROWS, head = blockIdx.y, batch = blockIdx.z;
-    int2 rows = sequence_of(p->cu_lens, p->lens, batch, p->length);
+    int2 rows = sequence_of({ p->cu_lens, p->lens, p->length, p->total }, batch);
     if (row0 >= rows.y) return;
-    long long first = p->flags & FLAG_VARLEN
-                          ? (long long)head * p->pitch + (long long)(p->cu_lens[batch] / Q_ROWS + batch) * Q_ROWS
-                          : ((long long)batch * p->heads + head) * p->pitch;
+    long long first = row_offset(p->flags, rows.x, p->heads, p->pitch, batch, head);
     store_tile<dtype>(p, p->in + (first + row0) * p->dim_pitch, p->parts, batch, head, rows, row0);
 }
 

@@ -120,8 +120,8 @@ template <int dtype> DEVICE void preprocess(const attn_sm90_backward_params *par
     const attn_sm90_params *p = &params->common;
     __shared__ float sink_part[8];
     int head = blockIdx.y, batch = blockIdx.z, row0 = blockIdx.x * Q_ROWS, row = row0 + (int)threadIdx.x / 8;
-    int2 q = sequence_of(p->shape.cu_lens_q, p->shape.lens_q, batch, p->shape.len_q);
-    long long row_at = row_offset(&p->shape, p->shape.cu_lens_q, p->shape.heads_q, params->q_pitch, batch, head) + row0;
+    int2 q = sequence_of(queries_of(&p->shape), batch);
+    long long row_at = row_offset(p->shape.flags, q.x, p->shape.heads_q, params->q_pitch, batch, head) + row0;
     long long lse_at = p->shape.flags & FLAG_VARLEN
                            ? (long long)head * p->shape.total_q + q.x + row
                            : ((long long)batch * p->shape.heads_q + head) * p->shape.len_q + row;

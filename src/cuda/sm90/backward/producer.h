@@ -81,7 +81,7 @@ DEVICE void load_q_tile(const attn_sm90_backward_params *params, const shared *s
     wait_empty(BARRIER(s, empty, slot), (int)q_phase(&at->at) ^ 1);
     if (threadIdx.x % 32 == 0) {
         int batch = is_packed(p) ? 0 : item->seq.batch, row = item->seq.start_q + info.row0;
-        long long offset = info.row0 + row_offset(&p->shape, p->shape.cu_lens_q, p->shape.heads_q, params->q_pitch,
+        long long offset = info.row0 + row_offset(p->shape.flags, item->seq.start_q, p->shape.heads_q, params->q_pitch,
                                                   item->seq.batch, info.head);
         info.dq.tile = (int)(offset / Q_ROWS), info.dq.order = 0;
         if (config::finalises_dq && info.dq.rank == 0) info.dq.order = FIRST_TO_ADD;
@@ -120,7 +120,7 @@ DEVICE void load_accumulators(const attn_sm90_backward_params *params, const sha
     load_kv(p, s, item, at);
     wait_additions(params, item);
     long long offset =
-        row_offset(&p->shape, NULL, p->shape.heads_q, params->q_pitch, item->seq.batch, item->first_head);
+        row_offset(p->shape.flags, 0, p->shape.heads_q, params->q_pitch, item->seq.batch, item->first_head);
     const float *dq = params->dq_accumulator + (offset + item->skip * Q_ROWS) * config::dim;
 #pragma unroll 1
     for (int i = 0; i < item->most_tiles; i++, dq += Q_ROWS * config::dim) {

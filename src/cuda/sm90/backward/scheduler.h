@@ -154,8 +154,8 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
     int tile = at.tile;
     find_head(params, at.head, item);
     if (s->splits > 1) item->partial = at.split;
-    if (packed && !find_sequence(p->shape.cu_lens_kv, p->shape.lens_kv, p->shape.batch, config::item_rows, tile,
-                                 &seq->batch, &tile, &count))
+    if (packed &&
+        !find_sequence(keys_of(&p->shape), p->shape.batch, config::item_rows, tile, &seq->batch, &tile, &count))
         return false;
     bool upwards = has_semaphore(params) || is_head_persistent(s);
     item->first_key = (upwards ? tile : count - 1 - tile) * config::item_rows;
@@ -163,8 +163,8 @@ DEVICE bool item_at(const attn_sm90_backward_params *params, int index, kv_item 
     item->first_head = item->kv_head * (p->shape.heads_q / p->shape.heads_kv) + at.split * heads_q;
     item->end_head = item->first_head + heads_q;
     int2 q = { 0, p->shape.len_q }, kv = { 0, p->shape.len_kv };
-    if (!config::finalises_dq) q = sequence_of(p->shape.cu_lens_q, p->shape.lens_q, seq->batch, p->shape.len_q);
-    if (!config::finalises_dq) kv = sequence_of(p->shape.cu_lens_kv, p->shape.lens_kv, seq->batch, p->shape.len_kv);
+    if (!config::finalises_dq) q = sequence_of(queries_of(&p->shape), seq->batch);
+    if (!config::finalises_dq) kv = sequence_of(keys_of(&p->shape), seq->batch);
     seq->start_q = q.x, seq->len_q = q.y, seq->start_kv = kv.x, seq->len_kv = kv.y;
     item->key0 = item->first_key + (config::ctas == 2 ? (int)cluster_rank() * config::kv_rows : 0);
     return item->first_key < seq->len_kv;

@@ -14,8 +14,7 @@ struct sequence_lengths {
 
 DEVICE sequence_lengths lengths_of(const attn_sm90_params *p, int batch)
 {
-    return { batch, sequence_of(NULL, p->shape.lens_q, batch, p->shape.len_q).y,
-             sequence_of(NULL, p->shape.lens_kv, batch, p->shape.len_kv).y };
+    return { batch, sequence_of(queries_of(&p->shape), batch).y, sequence_of(keys_of(&p->shape), batch).y };
 }
 
 /* Block number `block` of all, whose threads found what fits, sets its flag; the first one what is the run's. */

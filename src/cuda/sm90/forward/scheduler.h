@@ -36,8 +36,7 @@ DEVICE void set_sequence(const attn_sm90_params *p, work_item *w)
 {
     w->start_q = w->start_kv = 0, w->len_q = p->shape.len_q, w->len_kv = p->shape.len_kv;
     if (!(p->shape.flags & (FLAG_VARLEN | FLAG_LENS_Q | FLAG_LENS_KV))) return;
-    int2 q = sequence_of(p->shape.cu_lens_q, p->shape.lens_q, w->batch, p->shape.len_q);
-    int2 kv = sequence_of(p->shape.cu_lens_kv, p->shape.lens_kv, w->batch, p->shape.len_kv);
+    int2 q = sequence_of(queries_of(&p->shape), w->batch), kv = sequence_of(keys_of(&p->shape), w->batch);
     w->start_q = q.x, w->len_q = q.y, w->start_kv = kv.x, w->len_kv = kv.y;
 }
 
@@ -56,8 +55,7 @@ DEVICE bool item_at(const attn_sm90_params *p, int index, work_item *w)
     int head = first + rest - number * heads;
     w->batch = divided(head, s->by_heads), head -= w->batch * s->heads;
     if constexpr (config::bias) put_sequences_first(p, head + w->batch * s->heads, w, &head);
-    if (varlen && !find_sequence(p->shape.cu_lens_q, p->shape.lens_q, p->shape.batch, s->rows, number, &w->batch,
-                                 &number, &count))
+    if (varlen && !find_sequence(queries_of(&p->shape), p->shape.batch, s->rows, number, &w->batch, &number, &count))
         return false;
     w->head = head * s->pack;
     w->kv_head = divided(w->head, s->by_ratio);

@@ -215,7 +215,6 @@ attn_status attn_sm90_transpose(const attn_cuda_call *c, const attn_cuda_shape *
                                      .in = c->args->v,
                                      .out = attn_cuda_at(c, plan->copies[ATTN_SM90_V]),
                                      .stride = { v.stride[0], v.stride[1], v.stride[2] },
-                                     .rows = (int)v.extent[1],
                                      .pitch = (int)attn_sm90_copied(d, k, ATTN_SM90_V).extent[3],
                                      .tile = k->kv_tile,
                                      .wide = attn_sm90_tma_takes(d, ATTN_SM90_V) && (uintptr_t)c->args->v % 16 == 0 };

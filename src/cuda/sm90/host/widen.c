@@ -86,7 +86,6 @@ attn_status attn_sm90_widen_kv(const attn_cuda_call *c, const attn_cuda_params *
                                  .of = { widened_of(c, ATTN_SM90_K, p->tensors.k, p->tensors.k_stride, scales.k),
                                          widened_of(c, ATTN_SM90_V, p->tensors.v, p->tensors.v_stride, scales.v) },
                                  .in_dtype = scales.kv_dtype,
-                                 .rows = (int)(d->flags & ATTN_VARLEN ? d->total_kv : d->len_kv),
                                  .tile = (int)tile_of_all(plan),
                                  .by_page = attn_cuda_divisor_of(d->page_size ? d->page_size : 1),
                                  .ids = attn_cuda_at(c, plan->ids_at),
