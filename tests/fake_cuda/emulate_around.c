@@ -179,7 +179,10 @@ static void widen_head(const attn_cuda_widen_params *p, const attn_cuda_widened 
             out = (to * w->heads + head) * w->pieces * ATTN_CUDA_WIDEN_COLUMNS,
             group = p->queries && w->scale.of_kv_heads ? p->shape.heads_q / p->shape.heads_kv : 1;
     bool of_page = p->shape.flags & ATTN_PAGED && w->scale.rows;
-    float most = dtype == ATTN_F16 ? 128 : 0x1p100f, least = dtype == ATTN_F16 ? 0x1p-16f : 0x1p-100f;
+    float most = dtype == ATTN_F16 ? 128
+                 : w == &p->of[1]  ? 0x1p40f
+                                   : 0x1p100f,
+          least = dtype == ATTN_F16 ? 0x1p-16f : 0x1p-100f;
     for (int64_t i = 0; i < w->pieces * ATTN_CUDA_WIDEN_COLUMNS; i++) {
         float scale = widening_scale(&w->scale, of_page ? plane : batch, row, head / group, i < w->dim ? i : 0), x = 0;
         if (i < w->dim) x = attn_load_scalar((attn_dtype)p->in_dtype, w->in, at + i);

@@ -64,6 +64,9 @@ void scales_of_bytes(const attn_cuda_kernel *k)
     check_scaled(k, desc, &options, 'v', beyond, 0);
     check_scaled(k, desc, &options, 'v', -beyond - 6, 0);
     if (k->dtype != ATTN_BF16) return;
+    options.data = CHECK_ASCENDING; /* in bf16, but not times P, where the maximum comes late */
+    check_scaled(k, desc, &options, 'v', 99, 0);
+    options.data = CHECK_PLAIN;
     static const attn_dtype outs[] = { ATTN_F32, ATTN_E4M3, ATTN_F16 };
     desc.dtype = desc.kv_dtype = ATTN_E4M3, desc.flags |= ATTN_SCALES_Q, desc.q_scale_rows = 1;
     desc.flags &= ~(uint32_t)ATTN_OUT_F32;

@@ -117,9 +117,12 @@ struct widened_piece {
     /* Writes it. True: a scale is beyond dtype, and elements are not zeros. */
     template <int dtype, int in> INLINE bool store(const attn_cuda_widened *w, int batch, uint4 *out) const
     {
-        /* Twice the greatest element that a scale may have, 2^8 of f16's 2^16; the least still leaves f16 eight bits
-         * of an integer. */
-        const float most = dtype == F16 ? 128 : 0x1p100f, least = dtype == F16 ? 0x1p-16f : 0x1p-100f;
+        /* Twice the greatest element that a scale may have, 2^8 of f16's 2^16, or of bf16's 2^127; but of V less, which
+         * P multiplies before a row's maximum is known. The least still leaves f16 eight bits of an integer. */
+        const float most = dtype == F16 ? 128
+                           : blockIdx.z ? 0x1p40f
+                                        : 0x1p100f,
+                    least = dtype == F16 ? 0x1p-16f : 0x1p-100f;
         const long long step = w->scale.stride[3]; /* of channels, whose scales have no blocks */
         u32 halves[4], words[4];
         if (place < 0) return false;
