@@ -53,15 +53,17 @@ DEVICE sequences keys_of(const attn_cuda_shape *p)
     return { p->cu_lens_kv, p->lens_kv, p->len_kv, p->total_kv };
 }
 
+DEVICE int start_of(sequences s, int b)
+{
+    return s.cu_lens ? clamp(s.cu_lens[b], 0, s.total) : 0;
+}
+
 /* Start and length of sequence b: the whole axis, its share of cu_lens, or what of it is used. Inside the tensor, and
  * no longer than `len`, whatever cu_lens and lens say. */
 DEVICE int2 sequence_of(sequences s, int b)
 {
-    int start = 0, length = s.len;
-    if (s.cu_lens) {
-        start = clamp(s.cu_lens[b], 0, s.total);
-        length = min(s.len, clamp(s.cu_lens[b + 1], start, s.total) - start);
-    }
+    int start = start_of(s, b), length = s.len;
+    if (s.cu_lens) length = min(length, clamp(s.cu_lens[b + 1], start, s.total) - start);
     return make_int2(start, s.lens ? clamp(s.lens[b], 0, length) : length);
 }
 

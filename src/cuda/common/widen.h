@@ -27,11 +27,10 @@ DEVICE widened_sequence sequence_to_widen(const attn_cuda_widen_params *p)
     widened_sequence s = {};
     bool varlen = shape->flags & FLAG_VARLEN;
     int len_kv, batch = s.batch = blockIdx.y;
-    int2 q = sequence_of(queries_of(shape), batch);
-    int len_q = q.y;
+    int len_q = sequence_of(queries_of(shape), batch).y;
     if (len_q <= 0) return s;
     if (p->queries) {
-        s.start = q.x, s.end = len_q;
+        s.start = start_of(queries_of(shape), batch), s.end = len_q;
         s.plane_in = varlen ? 0 : batch, s.out = varlen ? s.start : (long long)batch * shape->len_q;
         return s;
     }

@@ -81,7 +81,8 @@ DEVICE void load_q_tile(const attn_sm90_backward_params *params, const shared *s
     wait_empty(BARRIER(s, empty, slot), (int)q_phase(&at->at) ^ 1);
     if (threadIdx.x % 32 == 0) {
         int batch = is_packed(p) ? 0 : item->seq.batch, row = item->seq.start_q + info.row0;
-        long long offset = info.row0 + row_offset(p->shape.flags, item->seq.start_q, p->shape.heads_q, params->q_pitch,
+        int start = start_of(queries_of(&p->shape), item->seq.batch); /* read again: producers have few registers */
+        long long offset = info.row0 + row_offset(p->shape.flags, start, p->shape.heads_q, params->q_pitch,
                                                   item->seq.batch, info.head);
         info.dq.tile = (int)(offset / Q_ROWS), info.dq.order = 0;
         if (config::finalises_dq && info.dq.rank == 0) info.dq.order = FIRST_TO_ADD;
