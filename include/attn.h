@@ -467,7 +467,8 @@ typedef struct attn_args {
  *
  * ATTN_CUDA: pointers are of device memory, and the plan's context is current. stream is a CUstream of it (a
  * cudaStream_t; NULL: the default stream), which may be capturing a graph. The call puts the run into the stream and
- * returns. Kernels read lengths and tables, and replace what is out of range by the nearest value in range. With
+ * returns. Kernels read lengths and tables, and replace what is out of range by the nearest value in range: of a
+ * sequence that cu_lens makes longer than len, the first len rows or keys count, and rows behind are not written. With
  * ATTN_PAGED they hide keys instead. If lens_kv or page_starts of a sequence is out of range, its rows see no key. If a
  * page id is out of range, its page is hidden, and rows that need the page may see no other key either. *fault becomes
  * 1, and stays so. All other rows are computed.
