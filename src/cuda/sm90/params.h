@@ -210,6 +210,11 @@ typedef struct attn_sm90_repack_params {
  * of its own does it. */
 #define ATTN_SM90_SLICED(bytes, dim_v) ((bytes) == 1 && (dim_v) > 128)
 
+/* With up to 64 of them O of KV tiles, of all but the last group of so many keys, is in shared memory, in f32. */
+#define ATTN_SM90_GROUPED(bytes, dim_v) ((bytes) == 1 && (dim_v) <= 64)
+#define ATTN_SM90_GROUP_KEYS 512
+#define ATTN_SM90_KEPT_BYTES(rows, dim_v) (4 * (rows) * (dim_v))
+
 /* Threads of a forward variant: a warpgroup per 64 rows, one that loads, and the one that transposes V, if there is. */
 #define ATTN_SM90_FORWARD_THREADS(rows, transposers) (128 * ((rows) / ATTN_SM90_WARPGROUP_ROWS + 1 + (transposers)))
 
@@ -248,7 +253,10 @@ typedef struct attn_sm90_repack_params {
          : ATTN_SM90_PANELS(dim_v))
 #define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages, others) \
     (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) +         \
-     128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, others) + 2048 + (others))
+     (ATTN_SM90_GROUPED(bytes, dim_v)                                           \
+          ? ATTN_SM90_KEPT_BYTES(rows, dim_v)                                   \
+          : 128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, others)) + \
+     2048 + (others))
 
 /* Of a KV tile's intervals, where the variant takes them: two pairs of words a key. */
 #define ATTN_SM90_INTERVALS(keys) (16 * (keys))

@@ -74,6 +74,10 @@ struct config {
     static constexpr bool sliced = ATTN_SM90_SLICED(bytes, dim_v), transposers = sliced && transposes;
     static constexpr int threads = ATTN_SM90_FORWARD_THREADS(rows, transposers);
 
+    /* E4M3: KV tiles that share a max and a sum of the tensor cores; O of those before is in shared memory. */
+    static constexpr bool grouped = ATTN_SM90_GROUPED(bytes, dim_v);
+    static constexpr int group = grouped ? ATTN_SM90_GROUP_KEYS / keys : 1;
+
     /* Ping-pong warpgroups wait for turns to issue products. */
     static constexpr bool turns = pingpong && (!one_byte || sliced);
 
@@ -84,7 +88,7 @@ struct config {
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
     static constexpr int held_in_slices = transposed ? (dim_v == 192 ? 192 : 64) : dim_v == 192 ? 96 : 0;
-    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v > 64 ? 0 : dim;
+    static constexpr int held_of_bytes = sliced ? held_in_slices : 0;
     static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
@@ -138,9 +142,13 @@ struct config {
     using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
     static constexpr int o_panels =
         bias ? 0
+        : grouped
+            ? ATTN_SM90_PANELS(dim_v) /* where O of groups is, too */
              : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
                                        raw_bytes + interval_bytes * stages + span_bytes * q_stages + span_room -
                                            (spans ? ATTN_SM90_SPAN_SAVED : 0));
+    static constexpr int o_bytes = grouped ? ATTN_SM90_KEPT_BYTES(rows, dim_v) / (4 * consumers)
+                                           : o_panels * o_panel::bytes; /* of a warp */
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -12,13 +12,14 @@
 #include "sm90/forward/checked_max.h"
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
+#include "sm90/forward/grouped.h"
 #include "sm90/forward/promoted.h"
 #include "sm90/forward/scores.h"
 #include "sm90/forward/sequence_end.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/turns.h"
 
-static_assert(!config::pingpong || (config::consumers == 2 && !config::tables && !config::score_mod),
+static_assert(!config::pingpong || ((config::consumers == 2 || !config::turns) && !config::tables && !config::score_mod),
               "not ping-pong's");
 
 /* What a warpgroup has in registers. */
@@ -166,7 +167,7 @@ DEVICE void begin_item(const shared *s, consumer *c, fragments *f)
     if (config::held) load_fragment<config::dtype>(f->q, q_address(s, c), config::q_tile::panel_bytes, config::held);
 }
 
-/* registers: fragments, or promoted_fragments. */
+/* registers: fragments, or of E4M3 grouped_fragments or promoted_fragments. */
 template <class registers> DEVICE void attend(const attn_sm90_params *p, const shared *s, consumer *c)
 {
     registers f;
@@ -193,10 +194,12 @@ template <class registers> DEVICE void attend(const attn_sm90_params *p, const s
 /* The first warpgroup has the first turn, and takes the last, which nobody uses. */
 DEVICE void consume_pingpong(const attn_sm90_params *p, const shared *s)
 {
+    using of_bytes = choice<config::grouped, grouped_fragments, promoted_fragments>::type;
+    using registers = choice<config::one_byte, of_bytes, fragments>::type;
     consumer c = { {}, (int)threadIdx.x / 128 - 1 };
     if (c.warpgroup == 1 && config::turns) pass_turn(&c);
     while (next_pingpong_item(p, s, &c))
-        attend<choice<config::one_byte, promoted_fragments, fragments>::type>(p, s, &c);
+        attend<registers>(p, s, &c);
     if (c.warpgroup == 0 && config::turns) wait_turn(&c);
 }
 

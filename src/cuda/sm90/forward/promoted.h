@@ -1,4 +1,4 @@
-/* E4M3: what an iteration of PINGPONG does otherwise than for 16-bit elements.
+/* E4M3 with dim_v above 64: what an iteration of PINGPONG does otherwise than for 16-bit elements.
  *
  * The tensor cores keep some 14 bits of a sum of E4M3 products. So PV of a KV tile starts from zero and is then added
  * to O in f32 (promotion). An E4M3 holds 2^-9 to 448, too little for the row max of another tile: each tile has its
@@ -31,8 +31,8 @@
 
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
-#include "sm90/forward/promoted_softmax.h"
-#include "sm90/forward/scores.h"
+#include "sm90/forward/one_byte.h"
+#include "sm90/forward/one_byte_softmax.h"
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 #include "sm90/forward/turns.h"
@@ -48,62 +48,80 @@ enum { SLICE = 64, SLICES = config::dim_v / SLICE };
 enum { FIRST_HALF = config::sliced ? SLICES % 2 : 0 };
 static_assert(!config::sliced || EARLY, "halves of S are what slices are in");
 
-static_assert(!config::one_byte || (config::pingpong && config::keys % 32 == 0), "not E4M3's");
-
 /* `count` neighbouring rows of a tile. */
 template <class tile, int count> struct rows_of_tile : tile {
     static constexpr int rows = count;
 };
 
-DEVICE pipeline_state next_tile(const consumer *c)
+/* What P of a tile is relative to. */
+struct tile_max {
+    bool some[2]; /* the row sees a key of it */
+    float offset[2], factor[2];
+};
+
+struct promoted_fragments : one_byte_fragments {
+    float tile[config::sliced ? 1 : config::dim_v / 2] = {}; /* PV of a tile */
+    float factor[2]; /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
+    tile_max max;    /* of the tile in S */
+};
+
+/* ---- the tile's max ----------------------------------------------------------------------------- */
+
+/* What P of a tile whose row has this maximum is relative to; true: the row's max is renewed. */
+DEVICE bool choose_offset(const softmax *m, int r, float greatest, float scale, tile_max *tile)
 {
-    pipeline_state next = c->kv;
-    advance(&next, config::stages);
-    return next;
+    tile->some[r] = greatest != -INFINITE;
+    tile->offset[r] = tile->some[r] ? fmaf(greatest, scale, -P_BITS) : 0;
+    return tile->some[r] && !(tile->offset[r] <= m->row_max[r] + HEADROOM);
 }
 
-/* Looks for what the products after the exponentials of the tile in S read. */
-DEVICE void look_ahead(const shared *s, const consumer *c, promoted_fragments *f)
+/* Rows whose maximum is negative, or which have a new row max: O and row sums so far are multiplied. */
+DEVICE void find_rare_max(promoted_fragments *f, softmax *m, const score_scale *scale, tile_max *tile)
 {
-    pipeline_state next = next_tile(c);
-    f->k_there = barrier_test(BARRIER(s, kv[K].full[next.index]), next.phase);
-    f->v_there = barrier_test(BARRIER(s, kv[V].full[c->kv.index]), c->kv.phase);
-    f->k = k_address(s, next.index), f->v = v_address(s, c->kv.index);
+    float greatest[2], alpha[2];
+    find_signed_max(f->s, scale, greatest);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        bool renews = choose_offset(m, r, greatest[r], unit_of_max(scale), tile);
+        alpha[r] = renews ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
+        m->row_sum[r] *= alpha[r], f->factor[r] *= alpha[r];
+        m->row_max[r] = renews ? tile->offset[r] : m->row_max[r];
+    }
+    rescale(f->o, alpha);
 }
 
-/* Waits for it. */
-template <bool last>
-DEVICE void wait_for_operands(const shared *s, const consumer *c, const promoted_fragments *f, pipeline_state next)
+/* The scores' maximum of each row, from the greatest bits of the thread's. */
+DEVICE void find_tile_max(promoted_fragments *f, softmax *m, const score_scale *scale, const int bits[PARTS][2],
+                          tile_max *tile)
 {
-    if (!last && !(config::looks_ahead && f->k_there)) wait_full(s, K, next);
-    if (!(config::looks_ahead && f->v_there)) wait_full(s, V, c->kv);
+    bool rare = !keeps_order(scale);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int greatest = quad_max_of_bits(greatest_of_parts(bits, r, scale));
+        bool renews = choose_offset(m, r, __int_as_float(greatest), unit_of_max(scale), tile);
+        rare = rare || renews || greatest < 0;
+    }
+    if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        tile->factor[r] = tile->some[r] ? exp2_approx(tile->offset[r] - m->row_max[r]) : 0;
 }
 
-DEVICE u32 next_k(const shared *s, const promoted_fragments *f, pipeline_state next)
+DEVICE void add_tile_sums(softmax *m, const float sum[4], const tile_max *tile)
 {
-    return config::looks_ahead ? f->k : k_address(s, next.index);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        m->row_sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], tile->factor[r], m->row_sum[r]);
 }
 
-DEVICE u32 v_in_hand(const shared *s, const consumer *c, const promoted_fragments *f)
-{
-    return config::looks_ahead ? f->v : v_address(s, c->kv.index);
-}
+/* ---- products ----------------------------------------------------------------------------------- */
 
 /* S of a half of the keys at k, asynchronously. */
 DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments *f, u32 k, int half)
 {
     constexpr int keys = config::one_byte ? config::keys / 2 : config::keys; /* kernels of 16 bits compile this, too */
     using tile = rows_of_tile<config::k_tile, keys>;
-    u32 q = q_address(s, c);
-    k += half * keys * tile::width;
-    float *score = f->s + half * SCORES / 2;
-#pragma unroll
-    for (int i = 0; i < config::dim / config::step; i++)
-        if (i < config::held / config::step)
-            multiply_registers<config::dtype, tile>(score, f->q + 4 * i, k, i, i > 0);
-        else
-            multiply_shared<config::dtype, config::q_tile, tile>(score, q, k, i, i > 0);
-    wgmma_commit();
+    issue_scores<tile>(s, c, f, f->s + half * SCORES / 2, k + half * keys * tile::width);
 }
 
 /* P V of a tile, asynchronously. */
@@ -129,47 +147,7 @@ DEVICE void promote(promoted_fragments *f)
         f->o[i] = fmaf(f->tile[i], f->factor[i / 2 % 2], f->o[i]);
 }
 
-/* O, divided by the row sum and times the scales of its channels; rows that see no key have none. */
-DEVICE void scale_channels(const attn_sm90_params *p, const work_item *w, float *o, row_results *results)
-{
-    float scale[config::dim_v / 4];
-    load_channel_scales(p, w, scale);
-#pragma unroll
-    for (int i = 0; i < config::dim_v / 2; i++) {
-        float factor = results->row[i / 2 % 2].factor;
-        o[i] *= factor == 0 ? 0 : factor * scale[i / 4 * 2 + i % 2];
-    }
-    results->row[0].factor = results->row[1].factor = 1;
-}
-
 /* ---- what PINGPONG asks ------------------------------------------------------------------------- */
-
-/* Changes the sign of the warpgroup's rows of Q, where they lie. */
-DEVICE void negate_q(const shared *s, const consumer *c)
-{
-    constexpr int bytes = 64 * config::q_tile::width;
-#pragma unroll 1
-    for (int i = threadIdx.x % 128 * 16; i < config::q_tile::panels * bytes; i += 128 * 16) {
-        u32 words[4], at = q_address(s, c) + i / bytes * config::q_tile::panel_bytes + i % bytes;
-        load_shared_words(at, words);
-        for (int j = 0; j < 4; j++)
-            words[j] ^= 0x80808080;
-        store_shared_words(at, words);
-    }
-    fence_async();
-    named_sync(WARPGROUP_BARRIER + c->warpgroup, 128);
-}
-
-/* An item begins: what registers hold of its Q. If the factor of scores is negative, Q changes its sign in its place:
- * then the greatest score is that of the greatest product. */
-DEVICE void begin_item(const shared *s, consumer *c, promoted_fragments *f)
-{
-    float unit = config::block_scales ? 1 : next_info(s, c)->scale_members::get()->factor[OF_SCORES];
-    if (unlikely(unit < 0)) negate_q(s, c);
-    load_fragment<config::dtype, config::q_tile::width>(f->q, q_address(s, c), config::q_tile::panel_bytes,
-                                                        config::held);
-    c->special.unit = fabsf(unit);
-}
 
 /* S of a tile becomes scores; the first quarter of them P. pending: products that need not have come, PV. */
 template <int pending>
@@ -187,22 +165,12 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
     pin_floats(f->s + !FIRST_HALF * SCORES / 2, SCORES / 2);
     release_stage(s, K, c->kv.index);
     find_greatest_bits(f->s, !FIRST_HALF, greatest);
-    if (unlikely(masked)) {
-        if (config::block_scales) scale_products(f);
-        change_and_mask(p, s, c, f->s, first);
-        if (config::block_scales) find_all_greatest_bits(f->s, greatest); /* here: else S is copied, and spilled */
-    } else {
-        change_special(p, &c->special, f->s, c->key0), count_scored(s, c);
-        if (config::block_scales) scale_to_log2(f);
-    }
-    if (unlikely(masked && !config::block_scales) || config::softcap) {
-        find_all_greatest_bits(f->s, greatest);
-    }
+    mask_tile(p, s, c, f, masked, first, greatest);
     score_scale scale = scale_of_tile(p, c, f);
     find_tile_max(f, &c->m, &scale, greatest, &f->max);
     f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
     if (config::looks_ahead) look_ahead(s, c, f);
-    if (!config::sliced) exponentiate_some(f, &scale, 0, SCORES / 4);
+    if (!config::sliced) exponentiate_some(f, &scale, f->max.offset, 0, SCORES / 4);
 }
 
 /* The rest of P, a half of the keys at a time. Then the next tile's QK and the tile's PV are under way. */
@@ -213,13 +181,13 @@ DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c,
     score_scale scale = scale_of_tile(p, c, f);
     wait_for_operands<last>(s, c, f, next);
     promote(f);
-    exponentiate_some(f, &scale, SCORES / 4, SCORES / 2);
+    exponentiate_some(f, &scale, f->max.offset, SCORES / 4, SCORES / 2);
     pack_some(f, 0, config::keys / 64);
     if (EARLY && !last) {
         wgmma_fence();
         issue_half_qk(s, c, f, next_k(s, f, next), 0);
     }
-    exponentiate_some(f, &scale, SCORES / 2, SCORES);
+    exponentiate_some(f, &scale, f->max.offset, SCORES / 2, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, config::keys / 64, config::keys / 32);
     f->factor[0] = f->max.factor[0], f->factor[1] = f->max.factor[1];
@@ -260,7 +228,7 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
 {
     pipeline_state next = next_tile(c);
     score_scale scale = scale_of_tile(p, c, f);
-    exponentiate_some(f, &scale, 0, SCORES);
+    exponentiate_some(f, &scale, f->max.offset, 0, SCORES);
     add_tile_sums(&c->m, f->sum, &f->max);
     pack_some(f, 0, config::keys / 32);
     pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
@@ -317,18 +285,6 @@ DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, pr
     begin_softmax<0>(p, s, c, f, true, true);
 }
 
-/* The item's other KV tiles, in one loop: in two, registers would be copied from one to the other. */
-DEVICE void attend_others(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
-{
-    int unmasked = 0;
-#pragma unroll 1
-    while (c->left > 0) {
-        if (unmasked == 0) unmasked = mask::unmasked_iterations(p, s, c);
-        iterate(p, s, c, f, unmasked == 0);
-        unmasked = max(unmasked - 1, 0);
-    }
-}
-
 /* Its last PV, and its results. */
 DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
@@ -336,18 +292,12 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, pr
         end_in_slices<true>(p, s, c, f);
     else
         end_softmax<true>(p, s, c, f);
-    row_results results = finish_softmax(p, &info_of(s, c)->w, &c->m);
-    float value = info_of(s, c)->scale_members::get()->factor[OF_VALUES];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        if (!config::block_scales && results.row[r].factor != 0) results.row[r].factor *= value;
+    row_results results = finish_scaled(p, s, c);
     if constexpr (!config::sliced) {
         wait_for_tile_pv(s, f, c->kv.index);
         promote(f);
     }
-    if (config::block_scales) scale_channels(p, &info_of(s, c)->w, f->o, &results);
-    advance(&c->kv, config::stages);
-    finish_rows(p, s, c, f->o, &results);
+    finish_item(p, s, c, f, &results);
 }
 
 #endif

@@ -11,7 +11,7 @@
  * the former without the scale of keys, of each warpgroup's rows, which are of one block. */
 enum { OF_SCORES = 0, OF_VALUES = 1 };
 struct item_scales {
-    float factor[2];
+    float factor[config::block_scales ? config::consumers : 2];
 };
 
 /* BLOCK_SCALES: scales of keys of a KV tile, of so many parts; in each stage of K. */

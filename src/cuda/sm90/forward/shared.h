@@ -87,7 +87,7 @@ struct storage : order_ring, transpose_members, stage_scales {
     pipeline<config::q_parts> q;
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
-    work_item retries[INFOS + 1];
+    work_item retries[config::unchecked_max ? INFOS + 1 : 1]; /* the others have none */
     kv_tile_info kv_infos[config::walks ? config::stages : 1]; /* of a walk */
 };
 
@@ -110,7 +110,7 @@ DEVICE shared shared_layout(unsigned char *memory)
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
     u32 raw = kv + config::stages * config::stage_bytes;
     u32 o = raw + config::raw_bytes;
-    u32 at = o + 4 * config::consumers * config::o_panels * config::o_panel::bytes;
+    u32 at = o + 4 * config::consumers * config::o_bytes;
     return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
 

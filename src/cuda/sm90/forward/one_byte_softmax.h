@@ -1,6 +1,6 @@
-/* The softmax of a tile of E4M3 by itself (promoted.h): its maximum, P and its sums, the factors of its scores. */
-#ifndef ATTN_CUDA_SM90_FORWARD_PROMOTED_SOFTMAX_H
-#define ATTN_CUDA_SM90_FORWARD_PROMOTED_SOFTMAX_H
+/* The softmax of a tile of E4M3: its greatest scores, P, and the factors of its scores. */
+#ifndef ATTN_CUDA_SM90_FORWARD_ONE_BYTE_SOFTMAX_H
+#define ATTN_CUDA_SM90_FORWARD_ONE_BYTE_SOFTMAX_H
 
 #include "sm90/forward/config.h"
 #include "sm90/forward/consumer.h"
@@ -8,9 +8,10 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/softmax.h"
 
-/* SCORES: of a thread; PART: those of them that have the same factor. */
+/* P is at most 2^P_BITS. SCORES: of a thread; PART: those of them that have the same factor. */
 enum { P_BITS = 8, SCORES = config::keys / 2, PARTS = SCALE_PARTS, PART = SCORES / PARTS };
 
+static_assert(!config::one_byte || (config::pingpong && config::keys % 32 == 0), "not E4M3's");
 static_assert(!config::block_scales || (PARTS > 1 && config::keys % ATTN_SM90_SCALE_ROWS == 0), "parts of a tile");
 
 /* What scores, as change_and_mask leaves them, are multiplied by to be in log2 units. */
@@ -18,29 +19,25 @@ struct score_scale {
     float part[PARTS];
 };
 
-/* What P of a tile is relative to. */
-struct tile_max {
-    bool some[2]; /* the row sees a key of it */
-    float offset[2], factor[2];
-};
-
 /* What a warpgroup has in registers. */
-struct promoted_fragments {
-    float s[SCORES], o[config::dim_v / 2] = {}, tile[config::sliced ? 1 : config::dim_v / 2] = {};
+struct one_byte_fragments {
+    float s[SCORES], o[config::dim_v / 2] = {};
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float factor[2];       /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
-    tile_max max;          /* of the tile in S */
-    float sum[4];          /* of its P */
+    float sum[4];          /* of P of the tile in S */
     score_scale scale;     /* BLOCK_SCALES: of the tile in S */
     bool k_there, v_there; /* config::looks_ahead: the next K, and the V of the tile in S, have been seen */
     u32 k, v;              /* their shared addresses */
 };
 
-DEVICE score_scale scale_of_tile(const attn_sm90_params *p, const consumer *c, const promoted_fragments *f)
+DEVICE score_scale scale_of_tile(const attn_sm90_params *p, const consumer *c, const one_byte_fragments *f)
 {
     if constexpr (config::block_scales) return f->scale;
     return { { (config::softcap ? p->score.softcap : c->special.unit) * LOG2_E } };
 }
+
+/* ---- the greatest scores ------------------------------------------------------------------------ */
+
+enum { NO_BITS = (int)0x80000000 }; /* less than those of any float without a sign */
 
 /* A maximum of a part in a unit that all parts share, and that unit. */
 DEVICE float in_one_unit(float x, const score_scale *scale, int part)
@@ -92,7 +89,14 @@ DEVICE void forget_greatest(int greatest[PARTS][2])
 {
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
-        greatest[i][0] = greatest[i][1] = 0x80000000;
+        greatest[i][0] = greatest[i][1] = NO_BITS;
+}
+
+DEVICE void find_all_greatest_bits(const float *s, int greatest[PARTS][2])
+{
+    forget_greatest(greatest);
+    find_greatest_bits(s, 0, greatest);
+    find_greatest_bits(s, 1, greatest);
 }
 
 /* The greatest products of a tile make its greatest scores: all factors are positive numbers. */
@@ -105,13 +109,6 @@ DEVICE bool keeps_order(const score_scale *scale)
     return positive;
 }
 
-DEVICE void find_all_greatest_bits(const float *s, int greatest[PARTS][2])
-{
-    forget_greatest(greatest);
-    find_greatest_bits(s, 0, greatest);
-    find_greatest_bits(s, 1, greatest);
-}
-
 /* Of a row, of parts that keep their order: the maximum, if it has no sign. */
 DEVICE int greatest_of_parts(const int greatest[PARTS][2], int r, const score_scale *scale)
 {
@@ -122,72 +119,36 @@ DEVICE int greatest_of_parts(const int greatest[PARTS][2], int r, const score_sc
     return top;
 }
 
-/* What P of a tile whose row has this maximum is relative to; true: the row's max is renewed. */
-DEVICE bool choose_offset(const softmax *m, int r, float greatest, float scale, tile_max *tile)
+/* The greatest score of each of the thread's rows, of whatever sign. */
+DEVICE void find_signed_max(const float *s, const score_scale *scale, float greatest[2])
 {
-    tile->some[r] = greatest != -INFINITE;
-    tile->offset[r] = tile->some[r] ? fmaf(greatest, scale, -P_BITS) : 0;
-    return tile->some[r] && !(tile->offset[r] <= m->row_max[r] + HEADROOM);
-}
-
-/* Rows whose maximum is negative, or which have a new row max: O and row sums so far are multiplied. */
-DEVICE void find_rare_max(promoted_fragments *f, softmax *m, const score_scale *scale, tile_max *tile)
-{
-    float top[4], alpha[2];
+    float top[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        top[i] = in_one_unit(f->s[i], scale, 0);
+        top[i] = in_one_unit(s[i], scale, 0);
 #pragma unroll
     for (int i = 4; i < SCORES; i++)
-        top[i % 4] = fmaxf(top[i % 4], in_one_unit(f->s[i], scale, i / PART));
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float greatest = quad_max(fmaxf(top[2 * r], top[2 * r + 1]));
-        bool renews = choose_offset(m, r, greatest, unit_of_max(scale), tile);
-        alpha[r] = renews ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
-        m->row_sum[r] *= alpha[r], f->factor[r] *= alpha[r];
-        m->row_max[r] = renews ? tile->offset[r] : m->row_max[r];
-    }
-    rescale(f->o, alpha);
-}
-
-/* The scores' maximum of each row, from the greatest bits of the thread's. */
-DEVICE void find_tile_max(promoted_fragments *f, softmax *m, const score_scale *scale, const int bits[PARTS][2],
-                          tile_max *tile)
-{
-    bool rare = !keeps_order(scale);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int greatest = quad_max_of_bits(greatest_of_parts(bits, r, scale));
-        bool renews = choose_offset(m, r, __int_as_float(greatest), unit_of_max(scale), tile);
-        rare = rare || renews || greatest < 0;
-    }
-    if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);
+        top[i % 4] = fmaxf(top[i % 4], in_one_unit(s[i], scale, i / PART));
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        tile->factor[r] = tile->some[r] ? exp2_approx(tile->offset[r] - m->row_max[r]) : 0;
+        greatest[r] = quad_max(fmaxf(top[2 * r], top[2 * r + 1]));
 }
 
-/* Scores `from` to `to` of a thread become P in place. */
-DEVICE void exponentiate_some(promoted_fragments *f, const score_scale *scale, int from, int to)
+/* ---- P ------------------------------------------------------------------------------------------ */
+
+/* Scores `from` to `to` of a thread become P = 2^(score * scale - the row's offset) in place, and are added to sums. */
+DEVICE void exponentiate_some(one_byte_fragments *f, const score_scale *scale, const float offset[2], int from, int to)
 {
 #pragma unroll
     for (int i = from; i < to; i++) {
-        f->s[i] = exp2_approx(fmaf(f->s[i], scale->part[i / PART], -f->max.offset[i / 2 % 2]));
+        f->s[i] = exp2_approx(fmaf(f->s[i], scale->part[i / PART], -offset[i / 2 % 2]));
         f->sum[i % 4] += f->s[i];
     }
 }
 
-DEVICE void add_tile_sums(softmax *m, const float sum[4], const tile_max *tile)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        m->row_sum[r] = fmaf(sum[2 * r] + sum[2 * r + 1], tile->factor[r], m->row_sum[r]);
-}
-
 /* P becomes wgmma's operand, of 32 keys at a time, from those numbered `from` to before `to`: four words, each of a
  * thread's columns of 16 (transpose.h). */
-DEVICE void pack_some(promoted_fragments *f, int from, int to)
+DEVICE void pack_some(one_byte_fragments *f, int from, int to)
 {
 #pragma unroll
     for (int i = from; i < to; i++)
@@ -214,7 +175,7 @@ DEVICE score_scale scale_of_keys(const shared *s, const consumer *c)
 
 /* Before a mask hides some of S, products become scores: -inf times a factor that is no positive number would be NaN or
  * inf. */
-DEVICE void scale_products(promoted_fragments *f)
+DEVICE void scale_products(one_byte_fragments *f)
 {
 #pragma unroll
     for (int i = 0; i < SCORES; i++)
@@ -224,11 +185,26 @@ DEVICE void scale_products(promoted_fragments *f)
         f->scale.part[i] = LOG2_E;
 }
 
-DEVICE void scale_to_log2(promoted_fragments *f)
+DEVICE void scale_to_log2(one_byte_fragments *f)
 {
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
         f->scale.part[i] *= LOG2_E;
+}
+
+/* Masks the tile in S, if it is `masked`, whose bits are in `greatest`; finds them anew, if its scores are others. */
+DEVICE void mask_tile(const attn_sm90_params *p, const shared *s, consumer *c, one_byte_fragments *f, bool masked,
+                      bool first, int greatest[PARTS][2])
+{
+    if (unlikely(masked)) {
+        if (config::block_scales) scale_products(f);
+        change_and_mask(p, s, c, f->s, first);
+        if (config::block_scales) find_all_greatest_bits(f->s, greatest); /* here: else S is copied, and spilled */
+    } else {
+        change_special(p, &c->special, f->s, c->key0), count_scored(s, c);
+        if (config::block_scales) scale_to_log2(f);
+    }
+    if (unlikely(masked && !config::block_scales) || config::softcap) find_all_greatest_bits(f->s, greatest);
 }
 
 #endif
