@@ -25,12 +25,12 @@ static void pages_of_bytes_hold_whole_boxes(void **state)
     attn_desc desc = of_bytes();
     desc.flags = ATTN_PAGED | ATTN_LENS_KV | ATTN_CAUSAL;
     desc.pages = 400, desc.page_size = 64, desc.table_width = 210;
-    expect_why(&desc, "sm90_e4m3_d64_128x192_paged", "of 64 keys, read 64 at a time");
+    expect_why(&desc, "sm90_e4m3_d64_192x128_paged", "of 64 keys, read 64 at a time");
     desc.page_size = 256;
-    expect_why(&desc, "sm90_e4m3_d64_128x192_paged", "of 256 keys, read 64 at a time");
+    expect_why(&desc, "sm90_e4m3_d64_192x128_paged", "of 256 keys, read 64 at a time");
     desc.flags |= ATTN_SCALES_KV, desc.k_scale_stride[0] = desc.v_scale_stride[0] = 1;
-    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d64_128x192_paged");
-    desc.page_size = 20, desc.kernel = "sm90_e4m3_d64_128x192_paged";
+    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d64_192x128_paged");
+    desc.page_size = 20, desc.kernel = "sm90_e4m3_d64_192x128_paged";
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it takes pages of a multiple of 8 slots");
     desc.page_size = 64, desc.k_scale_rows = 64;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it takes no scales of blocks of rows");
@@ -152,7 +152,7 @@ static void scales_of_blocks_find_their_kernels(void **state)
     attn_plan *plan;
     attn_desc desc = of_bytes();
     desc.flags = ATTN_CAUSAL | ATTN_SCALES_Q | ATTN_SCALES_KV;
-    const char *plain = "sm90_e4m3_d64_128x192", *blocks = "sm90_e4m3_d64_128x192_block_scales";
+    const char *plain = "sm90_e4m3_d64_192x128", *blocks = "sm90_e4m3_d64_192x128_block_scales";
     assert_string_equal(info_of(&desc).kernel, plain);
     desc.k_scale_rows = 64, desc.k_scale_stride[1] = 1;
     assert_string_equal(info_of(&desc).kernel, blocks);
@@ -160,7 +160,7 @@ static void scales_of_blocks_find_their_kernels(void **state)
     assert_string_equal(info_of(&desc).kernel, blocks);
     desc.kernel = plain;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
-            "kernel = sm90_e4m3_d64_128x192: it takes no scales of blocks of rows");
+            "kernel = sm90_e4m3_d64_192x128: it takes no scales of blocks of rows");
     desc.kernel = NULL, desc.k_scale_rows = 0, desc.k_scale_stride[1] = 0, desc.v_scale_stride[3] = 1;
     assert_string_equal(info_of(&desc).kernel, blocks);
     desc.dim_qk = 128;

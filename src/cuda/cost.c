@@ -51,7 +51,7 @@ const attn_machine_kernel *attn_cuda_constants(const attn_cuda_device *device, c
     const attn_machine *m = attn_cuda_machine_of(device);
     const attn_machine_kernel *own = attn_machine_kernel_named(m, k->name);
     char name[ATTN_MACHINE_NAME], bf16[ATTN_MACHINE_NAME];
-    int size = (int)(strlen(k->name) - strlen(k->paged ? "_paged" : k->transposed ? "_transposed" : ""));
+    int size = (int)(strlen(k->name) - strlen(k->paged ? "_paged" : ""));
     snprintf(name, sizeof name, "%.*s", size, k->name);
     if (!own) own = attn_machine_kernel_named(m, name);
     const char *f16 = strstr(name, "_f16_");

@@ -32,6 +32,7 @@ typedef struct bytes_problem {
     attn_args args;
     bytes_data data;
     uint64_t state;
+    int64_t group; /* keys whose P V a tensor core sums */
 } bytes_problem;
 
 static void *room(int64_t bytes, int fill)
@@ -238,7 +239,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         known[c] = isnan(value[c]) ? 0 : value[c];
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
-    double most[ATTN_DIM_MOST];                                      /* of a column's products P v */
+    double most[ATTN_DIM_MOST], part[ATTN_DIM_MOST]; /* of a column's products P v, and half of a group's sum of them */
     q += at_of(d->q_stride, s->plane, s->q + i, h);
     for (int64_t j = 0; j < s->len_kv; j++) {
         const unsigned char *key = k + key_at(p, d->k_stride, b, s, j, kv);
@@ -252,7 +253,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         max = isnan(max) || isnan(score[j]) ? NAN : fmax(max, score[j]);
     }
     for (int64_t c = 0; c < d->dim_v; c++)
-        exact[c] = rounded[c] = first[c] = second[c] = most[c] = 0;
+        exact[c] = rounded[c] = first[c] = second[c] = most[c] = part[c] = 0;
     to->lse = max, to->lse_cut = to->o_cut = 0;
     if (max == -INFINITY) return;
     for (int64_t j = 0; j < s->len_kv; j++) {
@@ -265,7 +266,8 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         for (int64_t c = 0; c < d->dim_v; c++) {
             double y = decoded(x[c]);
             exact[c] += weight * y, rounded[c] += stored * y, first[c] += square * y, second[c] += square * y * y;
-            most[c] = fmax(most[c], weight * fabs(y));
+            part[c] = (j % p->group ? part[c] : 0) + weight * y;
+            most[c] = fmax(most[c], fmax(weight * fabs(y), fabs(part[c]) / 2));
         }
     }
     for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
@@ -273,7 +275,8 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * known[c] * known[c] / (sum * sum);
         first[c] = second[c] = 0;
     }
-    for (int64_t j = 0; j < s->len_kv; j++) { /* products of P and v are cut towards zero: less biased if v has signs */
+    /* Products of P and v are cut towards zero: less biased if v has signs. */
+    for (int64_t j = 0; j < s->len_kv; j++) {
         double weight = exp(score[j] - max);
         const unsigned char *x = v + key_at(p, d->v_stride, b, s, j, kv);
         for (int64_t c = 0; c < d->dim_v && weight > 0; c++) {
@@ -362,6 +365,7 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
     bytes_problem p = { .data = data, .state = seed * 7919 + 1 };
     attn_plan_info info = { .splits = 1 };
     device_run run;
+    p.group = attn_cuda_is_variant(k) && k->dim_v <= 64 ? 512 : 128;
     desc.dtype = ATTN_E4M3, desc.device = ATTN_CUDA, desc.kernel = k->name;
     if (!desc.dim_qk) desc.dim_qk = attn_cuda_is_variant(k) ? k->dim : 80;
     if (!desc.dim_v) desc.dim_v = dim_v_of(k);

@@ -206,7 +206,7 @@ void paged_keys(void)
         if (n % 2 == 0 && (n % 20 < 4 || n % 20 >= 16)) gone(&at);
     }
     for (int n = 0; n < 4; n++) {
-        static const char *const of_bytes[] = { "sm90_e4m3_d64_128x192_paged", "sm90_e4m3_d256_128x128_paged" };
+        static const char *const of_bytes[] = { "sm90_e4m3_d64_192x128_paged", "sm90_e4m3_d256_128x128_paged" };
         way at = { ATTN_E4M3, ATTN_E4M3, of_bytes[n / 2], n % 2, SLOTS, 0 };
         out_of_range(&at);
     }

@@ -251,10 +251,10 @@ typedef struct attn_sm90_repack_params {
     (ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, others) < ATTN_SM90_PANELS(dim_v) \
          ? ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, others)                     \
          : ATTN_SM90_PANELS(dim_v))
-#define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages, others) \
-    (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) +         \
-     (ATTN_SM90_GROUPED(bytes, dim_v)                                           \
-          ? ATTN_SM90_KEPT_BYTES(rows, dim_v)                                   \
+#define ATTN_SM90_SMEM(bytes, dim, dim_v, rows, keys, stages, q_stages, others)                              \
+    (ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) +                                      \
+     (ATTN_SM90_GROUPED(bytes, dim_v)                                                                        \
+          ? ATTN_SM90_KEPT_BYTES(rows, dim_v)                                                                \
           : 128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, others)) + \
      2048 + (others))
 

@@ -141,14 +141,13 @@ struct config {
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */
     using o_panel = shared_tile<BF16, ATTN_SM90_OUTPUT_ROWS, 64, K_MAJOR>; /* or of F16 */
     static constexpr int o_panels =
-        bias ? 0
-        : grouped
-            ? ATTN_SM90_PANELS(dim_v) /* where O of groups is, too */
-             : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
-                                       raw_bytes + interval_bytes * stages + span_bytes * q_stages + span_room -
-                                           (spans ? ATTN_SM90_SPAN_SAVED : 0));
-    static constexpr int o_bytes = grouped ? ATTN_SM90_KEPT_BYTES(rows, dim_v) / (4 * consumers)
-                                           : o_panels * o_panel::bytes; /* of a warp */
+        bias      ? 0
+        : grouped ? ATTN_SM90_PANELS(dim_v) /* where O of groups is, too */
+                  : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
+                                            raw_bytes + interval_bytes * stages + span_bytes * q_stages + span_room -
+                                                (spans ? ATTN_SM90_SPAN_SAVED : 0));
+    static constexpr int o_bytes =
+        grouped ? ATTN_SM90_KEPT_BYTES(rows, dim_v) / (4 * consumers) : o_panels * o_panel::bytes; /* of a warp */
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;
 };
 

@@ -67,8 +67,7 @@ DEVICE void begin_rows(const shared *s, consumer *c)
 /* Stores the results of the item in hand; the next one's rows begin. */
 DEVICE void finish_rows(const attn_sm90_params *p, const shared *s, consumer *c, float *o, const row_results *results)
 {
-    store_results(p, info_of(s, c), o, results,
-                  s->o + (threadIdx.x / 32 - 4) * config::o_bytes);
+    store_results(p, info_of(s, c), o, results, s->o + (threadIdx.x / 32 - 4) * config::o_bytes);
     if (config::unchecked_max && unlikely(!results->fine) && !info_of(s, c)->w.checked) info_of(s, c)->w.overflowed = 1;
     begin_rows(s, c);
 }

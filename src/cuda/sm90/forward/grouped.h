@@ -126,7 +126,6 @@ DEVICE void keep_group(const shared *s, consumer *c, grouped_fragments *f)
 {
     group_factors by = add_group_sums(&c->m, f->last_sum, f->last_offset);
     u32 at = kept_address(s);
-    if (config::o_by_tma && !f->kept) bulk_wait_read(), __syncwarp(); /* the item before is stored from there */
 #pragma unroll
     for (int i = 0; i < config::dim_v / 2; i += 4) {
         float sum[4];

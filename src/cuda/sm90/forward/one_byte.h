@@ -39,7 +39,8 @@ DEVICE void begin_item(const shared *s, consumer *c, one_byte_fragments *f)
 }
 
 /* S of the keys in a k_tile at k, asynchronously. */
-template <class k_tile> DEVICE void issue_scores(const shared *s, const consumer *c, one_byte_fragments *f, float *score, u32 k)
+template <class k_tile>
+DEVICE void issue_scores(const shared *s, const consumer *c, one_byte_fragments *f, float *score, u32 k)
 {
     u32 q = q_address(s, c);
 #pragma unroll
@@ -125,7 +126,8 @@ DEVICE void finish_item(const attn_sm90_params *p, const shared *s, consumer *c,
 /* ---- the loop over an item's KV tiles ----------------------------------------------------------- */
 
 /* The item's KV tiles after the first, in one loop: in two, registers would be copied from one to the other. */
-template <class registers> DEVICE void attend_others(const attn_sm90_params *p, const shared *s, consumer *c, registers *f)
+template <class registers>
+DEVICE void attend_others(const attn_sm90_params *p, const shared *s, consumer *c, registers *f)
 {
     int unmasked = 0;
 #pragma unroll 1

@@ -19,7 +19,8 @@
 #include "sm90/forward/shared.h"
 #include "sm90/forward/turns.h"
 
-static_assert(!config::pingpong || ((config::consumers == 2 || !config::turns) && !config::tables && !config::score_mod),
+static_assert(!config::pingpong ||
+                  ((config::consumers == 2 || !config::turns) && !config::tables && !config::score_mod),
               "not ping-pong's");
 
 /* What a warpgroup has in registers. */

@@ -87,7 +87,7 @@ struct storage : order_ring, transpose_members, stage_scales {
     pipeline<config::q_parts> q;
     pipeline<config::stages> kv[PIPELINES];
     work_tile_info infos[INFOS];
-    work_item retries[config::unchecked_max ? INFOS + 1 : 1]; /* the others have none */
+    work_item retries[config::unchecked_max ? INFOS + 1 : 1];  /* the others have none */
     kv_tile_info kv_infos[config::walks ? config::stages : 1]; /* of a walk */
 };
 
