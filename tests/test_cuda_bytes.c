@@ -27,7 +27,7 @@ static void pages_of_bytes_hold_whole_boxes(void **state)
     desc.pages = 400, desc.page_size = 64, desc.table_width = 210;
     expect_why(&desc, "sm90_e4m3_d64_192x128_paged", "of 64 keys, read 64 at a time");
     desc.page_size = 256;
-    expect_why(&desc, "sm90_e4m3_d64_192x128_paged", "of 256 keys, read 64 at a time");
+    expect_why(&desc, "sm90_e4m3_d64_192x128_paged", "of 256 keys, read 128 at a time");
     desc.flags |= ATTN_SCALES_KV, desc.k_scale_stride[0] = desc.v_scale_stride[0] = 1;
     assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d64_192x128_paged");
     desc.page_size = 20, desc.kernel = "sm90_e4m3_d64_192x128_paged";
