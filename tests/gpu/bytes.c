@@ -239,7 +239,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         known[c] = isnan(value[c]) ? 0 : value[c];
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
-    double most[ATTN_DIM_MOST], part[ATTN_DIM_MOST]; /* of a column's products P v, and half of a group's sum of them */
+    double most[ATTN_DIM_MOST], part[ATTN_DIM_MOST]; /* of a column's products P v, and of a group's sum of them */
     q += at_of(d->q_stride, s->plane, s->q + i, h);
     for (int64_t j = 0; j < s->len_kv; j++) {
         const unsigned char *key = k + key_at(p, d->k_stride, b, s, j, kv);
@@ -267,7 +267,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
             double y = decoded(x[c]);
             exact[c] += weight * y, rounded[c] += stored * y, first[c] += square * y, second[c] += square * y * y;
             part[c] = (j % p->group ? part[c] : 0) + weight * y;
-            most[c] = fmax(most[c], fmax(weight * fabs(y), fabs(part[c]) / 2));
+            most[c] = fmax(most[c], fmax(weight * fabs(y), fabs(part[c]) / 5));
         }
     }
     for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
@@ -275,7 +275,8 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * known[c] * known[c] / (sum * sum);
         first[c] = second[c] = 0;
     }
-    /* Products of P and v are cut towards zero: less biased if v has signs. */
+    /* Products of P and v are cut towards zero: less biased if v has signs. A sum that grows evenly to S cuts each by
+     * 2^-13 S / 5 or so: by half of a unit, and S / 3 is the mean of the power of two that it is of. */
     for (int64_t j = 0; j < s->len_kv; j++) {
         double weight = exp(score[j] - max);
         const unsigned char *x = v + key_at(p, d->v_stride, b, s, j, kv);

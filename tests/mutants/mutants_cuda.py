@@ -290,8 +290,6 @@ MUTANTS = [
     (SM90 + "forward/pingpong.h", "if (unlikely(renewed)) rescale(f->o, alpha);", "", "O keeps an old max", "emulated/sm90_f16_d192_128x112"),
     (SM90 + "forward/promoted.h", "if (unlikely(__any_sync(~0u, rare))) find_rare_max(f, m, scale, tile);", "",
      "a tile far above the row's max overflows", "emulated/sm90_e4m3_d128_128x128"),
-    (SM90 + "forward/grouped.h", "fmaxf(__int_as_float(f->greatest[r]), greatest[r])", "greatest[r]",
-     "a group of negative scores has the last tile's max", "emulated/sm90_e4m3_d64_192x128"),
     (SM90 + "forward/grouped.h", "if (!first) rescale(f->o, f->factor);", "", "O keeps the max that its group had before",
      "emulated/sm90_e4m3_d64_192x128"),
     (SM90 + "forward/grouped.h", "words[j] = __float_as_int(sum[j]), f->o[i + j] = 0;", "words[j] = __float_as_int(sum[j]);",
