@@ -2,6 +2,7 @@
  * that the definition computes. Where nothing of them is right, it still reads and writes its arrays alone. */
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -78,6 +79,7 @@ static void check_starts(const attn_cuda_kernel *k, wrong_starts kind, int numbe
 void starts_out_of_range(const attn_cuda_kernel *k)
 {
     if (attn_cuda_is_variant(k) && !(k->features & ATTN_VARLEN)) return;
+    if (getenv("ATTN_TEST_BY_CPU")) return; /* the stand-in of the driver computes by the CPU, which refuses these */
     for (int number = 0; number < 12; number += test_scale() < 4 ? 1 : 5)
         if (number % KINDS != ANY || !k->paged) /* other rows see pages that are none */
             check_starts(k, (wrong_starts)(number % KINDS), number);
