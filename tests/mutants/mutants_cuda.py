@@ -234,7 +234,7 @@ MUTANTS = [
      "transposed before: two keys change places", "emulated/sm90_e4m3_d128_128x128_transposed"),
     (SM90 + "transpose.cu", "is_key ? p->shape.dim_v - column : 0", "p->shape.dim_v - column",
      "transposed before: keys behind the last one are no zeros", "emulated/sm90_e4m3_d128_128x128_transposed"),
-    (SM90 + "transpose.cu", "s.end = (s.len + p->tile - 1) / p->tile * p->tile;", "s.end = s.len;",
+    (SM90 + "transpose.cu", "found.y, 0, (found.y + p->tile - 1) / p->tile * p->tile };", "found.y, 0, found.y };",
      "transposed before: a tile's end is not written", "emulated/sm90_e4m3_d128_128x128_transposed"),
     (SM90 + "forward/transposed_source.h", "ATTN_SM90_TRANSPOSED_START(w->start_kv, w->batch, config::keys)", "w->start_kv",
      "transposed before: packed sequences lie as in v", "emulated/sm90_e4m3_d128_128x128_transposed"),
