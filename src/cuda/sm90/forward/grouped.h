@@ -88,7 +88,7 @@ DEVICE void add_tile_sums(grouped_fragments *f)
     }
 }
 
-/* Row sums get those of a group, which are relative to offset. */
+/* Adds a group's sums, whose P is relative to offset, to the row sums. */
 DEVICE group_factors add_group_sums(softmax *m, const float sum[2], const float offset[2])
 {
     group_factors by;

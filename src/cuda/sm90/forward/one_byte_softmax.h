@@ -37,7 +37,7 @@ DEVICE score_scale scale_of_tile(const attn_sm90_params *p, const consumer *c, c
 
 /* ---- the greatest scores ------------------------------------------------------------------------ */
 
-enum { NO_BITS = (int)0x80000000 }; /* less than those of any float without a sign */
+enum { NO_BITS = (int)0x80000000 }; /* less than the bits of a float without a sign */
 
 /* A maximum of a part in a unit that all parts share, and that unit. */
 DEVICE float in_one_unit(float x, const score_scale *scale, int part)
