@@ -23,7 +23,7 @@ typedef struct loaded_function {
     struct loaded_function *next;
     unsigned long long context;
     char symbol[64];
-    unsigned shared;
+    unsigned shared; /* the most that a launch may ask for */
     CUfunction function;
 } loaded_function;
 
@@ -173,30 +173,43 @@ static attn_status find(const attn_cuda_context *context, const attn_cuda_kernel
     return result ? attn_cuda_fail(result, symbol) : ATTN_OK;
 }
 
-static attn_status prepare(const attn_cuda_driver *driver, CUfunction function, const char *symbol, unsigned shared)
+static loaded_function *loaded_before(const attn_cuda_context *context, const char *symbol)
 {
-    CUresult result = driver->cuFuncLoad(function);
-    if (!result && shared > 0)
-        result = driver->cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
-    return result ? attn_cuda_fail(result, symbol) : ATTN_OK;
+    for (loaded_function *f = functions; f; f = f->next)
+        if (f->context == context->id && strcmp(f->symbol, symbol) == 0) return f;
+    return NULL;
+}
+
+/* Launches of the function may ask for so much shared memory, and for less. Never lowered: what the driver is told last
+ * holds for all launches, also of plans from before, even below the 48 KB that nobody has to ask for. */
+static attn_status allow(const attn_cuda_driver *driver, loaded_function *f, unsigned shared)
+{
+    if (shared <= f->shared) return ATTN_OK;
+    CUresult result =
+        driver->cuFuncSetAttribute(f->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+    if (result) return attn_cuda_fail(result, f->symbol);
+    f->shared = shared;
+    return ATTN_OK;
 }
 
 /* Under the lock. */
 static attn_status load(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,
                         unsigned shared, CUfunction *loaded)
 {
-    for (const loaded_function *f = functions; f; f = f->next)
-        if (f->context == context->id && f->shared == shared && strcmp(f->symbol, symbol) == 0)
-            return *loaded = f->function, ATTN_OK;
-    attn_status status = find(context, kernel, symbol, loaded);
-    if (!status) status = prepare(&context->machine->driver, *loaded, symbol, shared);
-    if (status) return status;
-    loaded_function *added = malloc(sizeof *added);
-    if (!added) return attn_fail(ATTN_NO_MEMORY, "no memory for a kernel");
-    *added = (loaded_function){ .next = functions, .context = context->id, .shared = shared, .function = *loaded };
-    snprintf(added->symbol, sizeof added->symbol, "%s", symbol);
-    functions = added;
-    return ATTN_OK;
+    const attn_cuda_driver *driver = &context->machine->driver;
+    loaded_function *f = loaded_before(context, symbol);
+    if (!f) {
+        attn_status status = find(context, kernel, symbol, loaded);
+        if (status) return status;
+        CUresult result = driver->cuFuncLoad(*loaded);
+        if (result) return attn_cuda_fail(result, symbol);
+        if (!(f = malloc(sizeof *f))) return attn_fail(ATTN_NO_MEMORY, "no memory for a kernel");
+        *f = (loaded_function){ .next = functions, .context = context->id, .function = *loaded };
+        snprintf(f->symbol, sizeof f->symbol, "%s", symbol);
+        functions = f;
+    }
+    *loaded = f->function;
+    return allow(driver, f, shared);
 }
 
 attn_status attn_cuda_load(const attn_cuda_context *context, const attn_cuda_kernel *kernel, const char *symbol,

@@ -283,6 +283,8 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 {
     CALLED;
     if (module->only[0] && strcmp(module->only, name) != 0) return NOT_FOUND;
+    for (CUfunction f = module->functions; f; f = f->next)
+        if (strcmp(f->symbol, name) == 0) return *function = f, 0; /* each time the same, with its attributes */
     *function = calloc(1, sizeof **function);
     (*function)->context = module->context;
     (*function)->next = module->functions;
@@ -329,7 +331,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (config->hStream && config->hStream->context != current)
         fake_die("%s: another context's stream", function->symbol);
     if (!function->loaded) fake_die("%s: launched before it was loaded", function->symbol);
-    if ((int)config->sharedMemBytes > (function->shared > 49152 ? function->shared : 49152))
+    if ((int)config->sharedMemBytes > (function->shared ? function->shared : 49152)) /* as real ones do, also below */
         fake_die("%s: %u bytes of shared memory", function->symbol, config->sharedMemBytes);
     if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || config->gridDimY > 65535 ||
         config->gridDimZ > 65535)

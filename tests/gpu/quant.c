@@ -17,19 +17,22 @@ enum { ARRAYS = 6, ROOM = 64 };
 
 static check_quant_arrays drawn, cpu, gpu;
 
-static attn_status run_plan(const attn_quant_desc *desc, const attn_quant_args *args, int times)
+/* beside: NULL, or what another plan is for, which is created after this one. */
+static attn_status run_plan(const attn_quant_desc *desc, const attn_quant_desc *beside, const attn_quant_args *args,
+                            int times)
 {
-    attn_quant_plan *plan;
+    attn_quant_plan *plan, *other = NULL;
     attn_status status = attn_quant_plan_create(&plan, desc);
     if (status) return status;
+    if (beside) status = attn_quant_plan_create(&other, beside);
     for (int i = 0; i < times && !status; i++)
         status = attn_quant_run(plan, args, NULL);
-    attn_quant_plan_destroy(plan);
+    attn_quant_plan_destroy(plan), attn_quant_plan_destroy(other);
     return status;
 }
 
 /* shift: elements of x, bytes of out and floats of the others by which they miss what wide accesses take. */
-static attn_status run_on_device(attn_quant_desc desc, int shift)
+static attn_status run_on_device(attn_quant_desc desc, const attn_quant_desc *beside, int shift)
 {
     check_quant_arrays *a = &gpu;
     CUdeviceptr memory;
@@ -51,7 +54,7 @@ static attn_status run_on_device(attn_quant_desc desc, int shift)
     if (args.dot) args.dot = (void *)(uintptr_t)at[4];
     if (args.cu_lens) args.cu_lens = (void *)(uintptr_t)at[5];
     desc.device = ATTN_CUDA;
-    attn_status status = run_plan(&desc, &args, 2);
+    attn_status status = run_plan(&desc, beside, &args, 2);
     if (!status) status = device_wait();
     for (int i = 0; i < ARRAYS; i++)
         driver->cuMemcpyDtoH(host[i], at[i], bytes[i]);
@@ -85,11 +88,11 @@ static void compare(const char *name)
     }
 }
 
-static void check(const attn_quant_desc *desc, int shift, const char *name)
+static void check(const attn_quant_desc *desc, const attn_quant_desc *beside, int shift, const char *name)
 {
     cpu = gpu = drawn;
     const attn_quant_args args = check_quant_args(desc, &cpu);
-    bool good = !run_plan(desc, &args, 1) && !run_on_device(*desc, shift);
+    bool good = !run_plan(desc, NULL, &args, 1) && !run_on_device(*desc, beside, shift);
     result(good, "%s: %s", name, attn_error());
     if (good) compare(name);
 }
@@ -105,7 +108,7 @@ static void random_cases(void)
                  (int)seed, attn_dtype_name(desc.dtype), attn_dtype_name(desc.out_dtype), (int)desc.dim,
                  (int)desc.rotate, (int)desc.scale_rows, desc.flags);
         alarm(WATCHDOG_SECONDS);
-        check(&desc, seed % 3 == 2 ? 1 + (int)check_below(&state, 7) : 0, name);
+        check(&desc, NULL, seed % 3 == 2 ? 1 + (int)check_below(&state, 7) : 0, name);
         alarm(0);
     }
 }
@@ -176,9 +179,28 @@ static void large_cases(void)
             for (int64_t j = 0; j < CHECK_QUANT_MOST / 2; j++)
                 attn_store_scalar(desc.dtype, drawn.x, j, 1 + check_normal(&state));
             alarm(WATCHDOG_SECONDS);
-            check(&desc, 0, cases[i].name);
+            check(&desc, NULL, 0, cases[i].name);
             alarm(0);
         }
+}
+
+/* Plans of one kernel, of large blocks and of small ones, each with its own shared memory: that of large ones runs when
+ * the other is there, too. */
+static void sizes_at_once(void)
+{
+    uint64_t state = 7;
+    attn_quant_desc large, small;
+    check_quant_draw(&state, &large, &drawn);
+    large = (attn_quant_desc){ .dtype = ATTN_BF16,
+                               .out_dtype = ATTN_E4M3,
+                               .batch = 1,
+                               .rows = 64,
+                               .heads = 2,
+                               .dim = 64,
+                               .scale_rows = 64,
+                               .scale_stride = { 0, 1, 0, 0 } };
+    small = large, small.rows = 4, small.device = ATTN_CUDA;
+    check(&large, &small, 0, "quantisation: blocks of 64 rows, beside those of 4");
 }
 
 static void refusals(void)
@@ -207,6 +229,7 @@ static void refusals(void)
 void quantisation(void)
 {
     refusals();
+    sizes_at_once();
     large_cases();
     random_cases();
 }

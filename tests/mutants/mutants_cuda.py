@@ -6,10 +6,12 @@ DECODING = "src/cuda/common/decode/"
 
 MUTANTS = [
     # the host's half of CUDA
-    (CUDA + "load.c", "CUresult result = driver->cuFuncLoad(function);", "CUresult result = 0;",
+    (CUDA + "load.c", "CUresult result = driver->cuFuncLoad(*loaded);", "CUresult result = 0;",
      "kernels are loaded when first launched", "cuda"),
+    (CUDA + "load.c", "if (shared <= f->shared) return ATTN_OK;", "if (shared == 0) return ATTN_OK;",
+     "a plan of small blocks takes shared memory from one of large blocks", "emulated/quant"),
     (CUDA + "launch.c", ".numAttrs = early || k->cluster > 1", ".numAttrs = early", "clusters are launched block by block", "cuda"),
-    (CUDA + "load.c", "if (f->context == context->id && f->shared == shared", "if (f->shared == shared",
+    (CUDA + "load.c", "if (f->context == context->id && strcmp(f->symbol, symbol) == 0) return f;", "if (strcmp(f->symbol, symbol) == 0) return f;",
      "another context's kernel", "cuda"),
     (CUDA + "plan.c", "&& !attn_cuda_can_load(k)) {", "&& false) {", "kernels that nothing compiles are planned", "cuda_ahead"),
     (CUDA + "plan.c", "compared_seconds(&waits) < compared_seconds(best);", "true;", "a slower kernel is missed aloud", "cuda_ahead"),
