@@ -1,9 +1,9 @@
 /* E4M3 with dim_v to 64: what an iteration of PINGPONG does otherwise than for 16-bit elements.
  *
  * The tensor cores keep some 14 bits of a sum of E4M3 products, and an E4M3 holds 2^-9 to 448, too little for the
- * row max of a far tile. So KV tiles are in groups, of ATTN_SM90_GROUP_KEYS keys or a few less: the tensor cores sum
- * PV of a group alone, and P is relative to the group's max, 2^8 at most. O of the groups before is in shared memory,
- * where a group is added in f32 when the next one begins (promotion):
+ * row max of a far tile. So KV tiles are in groups, of ATTN_SM90_GROUP_KEYS keys: the tensor cores sum PV of a group
+ * alone, and P is relative to the group's max, 2^8 at most. O of the groups before is in shared memory, where a group
+ * is added in f32 when the next one begins (promotion):
  *
  *     wait K(t+1), V(t) -> issue QK(t+1), PV(t) -> wait for S, its greatest scores -> release K -> mask if partial
  *     -> the group's max -> wait PV, release V -> exponentials, O times 2^(the group's max before - now), pack P
@@ -34,7 +34,6 @@ struct grouped_fragments : one_byte_fragments {
     float offset[2], sum_of_group[2];  /* what its P is relative to; their sum */
     float factor[2];                   /* of O when the tile in S is added */
     float last_offset[2], last_sum[2]; /* before the tile in S */
-    int more;                          /* tiles of the group after the one in S */
     bool begins, kept;                 /* the tile in S begins a group; there is O in shared memory */
 };
 
@@ -45,10 +44,10 @@ struct group_factors {
 
 /* ---- the group's max ---------------------------------------------------------------------------- */
 
-template <bool first> DEVICE void begin_tile(grouped_fragments *f)
+/* Groups end at multiples of their keys in the sequence: what other rows are in hand does not change a row's sums. */
+template <bool first> DEVICE void begin_tile(const consumer *c, grouped_fragments *f)
 {
-    f->begins = first || f->more == 0;
-    f->more = f->begins ? config::group - 1 : f->more - 1;
+    f->begins = first || c->key0 / config::keys % config::group == config::group - 1;
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (f->begins) f->greatest[r] = NO_BITS;
@@ -163,7 +162,7 @@ DEVICE void softmax_in_group(const attn_sm90_params *p, const shared *s, consume
                              int stage)
 {
     int greatest[PARTS][2];
-    begin_tile<first>(f);
+    begin_tile<first>(c, f);
     wgmma_wait(first ? 0 : 1);
     pin_floats(f->s, SCORES);
     if (config::block_scales) f->scale = scale_of_keys(s, c);
