@@ -15,7 +15,7 @@
 static const double fitted_most = 5e7;
 
 /* Of a kernel's cases each so manyth is run once more, by a strategy that is drawn; others if it says a rare word. */
-enum { DRAWN_OF = 3, DRAWS_MOST = 4 };
+enum { DRAWN_OF = 3, DRAWS_MOST = 6 };
 
 static const attn_cpu_kernel *kernel_named(const char *name)
 {
