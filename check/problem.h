@@ -79,6 +79,7 @@ typedef struct check_options {
     int shift;          /* bytes by which tensors on a GPU miss a boundary of 16; 0: every fourth seed's by 2 */
     uint64_t strides;   /* draws strides for each tensor in place of the layout's; 0: none */
     bool rounds_p;      /* of a kernel that multiplies E4M3, and P rounded to it: a variant of that dtype on a GPU */
+    bool rounds_sums;   /* and whose row sums are of that P */
     unsigned widens;    /* of a kernel that widens q, or k and v (widen.h): the reference has the copies */
     check_by by;
     char strategy[ATTN_STRATEGY_TEXT]; /* words for attn_desc.strategy, by commas; "": none */

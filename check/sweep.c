@@ -156,9 +156,9 @@ static void record(check_report *report, int number, const check_error *error, c
                         sizeof report->message - (size_t)used);
 }
 
-/* A problem's references, by what kernels make of its elements (widens, rounds_p): each is computed when a kernel first
- * asks for it. */
-enum { REFERENCES = 5 };
+/* A problem's references, by what kernels make of its elements (widens, rounds_p, rounds_sums): each is computed when a
+ * kernel first asks for it. */
+enum { REFERENCES = 6 };
 
 typedef struct references {
     check_reference of[REFERENCES];
@@ -167,7 +167,7 @@ typedef struct references {
 
 static const check_reference *reference_for(references *r, const check_problem *as)
 {
-    unsigned which = as->options.rounds_p ? REFERENCES - 1 : as->options.widens;
+    unsigned which = as->options.rounds_p ? (unsigned)(REFERENCES - 2 + as->options.rounds_sums) : as->options.widens;
     if (!r->there[which]) r->of[which] = check_reference_create(as), r->there[which] = true;
     return &r->of[which];
 }

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "cuda/params.h"
+#include "cuda/sm90/params.h"
 #include "num/half.h"
 #include "problem/desc.h"
 #include "problem/sequence.h"
@@ -18,6 +20,7 @@ void check_problem_of_kernel(check_problem *problem, const attn_cuda_kernel *ker
 {
     problem->options.widens = check_kernel_widens(kernel, &problem->resolved);
     problem->options.rounds_p = kernel && attn_cuda_is_variant(kernel) && kernel->dtype == ATTN_E4M3;
+    problem->options.rounds_sums = problem->options.rounds_p && ATTN_SM90_GROUPED(1, kernel->dim_v);
 }
 
 bool check_problem_of_fallback(check_problem *problem)

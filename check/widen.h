@@ -9,7 +9,7 @@
 /* What is copied where the kernel, or NULL, computes the problem: CHECK_WIDENS_Q, CHECK_WIDENS_KV. */
 unsigned check_kernel_widens(const attn_cuda_kernel *kernel, const attn_desc *desc);
 
-/* Says in the options what the kernel, or NULL, makes of the problem's elements: widens, rounds_p. */
+/* Says in the options what the kernel, or NULL, makes of the problem's elements: widens, rounds_p, rounds_sums. */
 void check_problem_of_kernel(check_problem *problem, const attn_cuda_kernel *kernel);
 
 /* A kernel that does not take the addresses that a problem may have leaves it to the fallback kernel, which reads keys

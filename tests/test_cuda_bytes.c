@@ -136,7 +136,7 @@ static void queries_of_a_byte_are_widened(void **state)
     expect_why(&desc, "sm90_bf16_d64_128x64_score_mod_paged", "widened    k v of e4m3 to bf16 first");
     desc = small();
     desc.dtype = desc.out_dtype = ATTN_E4M3, desc.len_q = desc.len_kv = 4096, desc.dim_qk = 128; /* fast, but for o */
-    expect_why(&desc, "sm90_e4m3_d128_128x128", "narrowed   o of f32 to e4m3 at last");
+    expect_why(&desc, "sm90_e4m3_d128_128x192", "narrowed   o of f32 to e4m3 at last");
     expect_words(&desc, "widened", false);
     desc.dim_qk = 264;
     expect_why(&desc, "sm90_fallback_e4m3", "the only one that computes this");
@@ -164,22 +164,22 @@ static void scales_of_blocks_find_their_kernels(void **state)
     desc.kernel = NULL, desc.k_scale_rows = 0, desc.k_scale_stride[1] = 0, desc.v_scale_stride[3] = 1;
     assert_string_equal(info_of(&desc).kernel, blocks);
     desc.dim_qk = 128;
-    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x128_block_scales");
-    desc.kernel = "sm90_e4m3_d128_128x128";
+    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x192_block_scales");
+    desc.kernel = "sm90_e4m3_d128_128x192";
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
-            "kernel = sm90_e4m3_d128_128x128: it takes no scales of channels");
-    desc.kernel = "sm90_e4m3_d128_128x128_block_scales", desc.v_scale_stride[3] = 0;
+            "kernel = sm90_e4m3_d128_128x192: it takes no scales of channels");
+    desc.kernel = "sm90_e4m3_d128_128x192_block_scales", desc.v_scale_stride[3] = 0;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "it is for scales of blocks of rows or of channels");
     desc.kernel = NULL, desc.q_scale_rows = 1, desc.q_scale_stride[1] = 1;
     expect_words(&desc, "kernel     sm90_bf16_d128_", true);
     desc.q_scale_rows = 64, desc.flags |= ATTN_SOFTCAP, desc.softcap = 30;
     expect_words(&desc, "kernel     sm90_bf16_d128_", true);
     desc.flags &= ~(uint32_t)ATTN_SOFTCAP, desc.softcap = 0, desc.strategy = "pack-gqa";
-    desc.kernel = "sm90_e4m3_d128_128x128_block_scales";
+    desc.kernel = "sm90_e4m3_d128_128x192_block_scales";
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED,
             "pack-gqa: blocks of query rows have scales of their own");
     desc.len_q = 64;
-    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x128_block_scales");
+    assert_string_equal(info_of(&desc).kernel, "sm90_e4m3_d128_128x192_block_scales");
     desc.kernel = NULL;
     desc.strategy = NULL, desc.batch = 64, desc.len_q = 96, desc.q_scale_heads = desc.heads_kv,
     desc.flags &= ~(uint32_t)ATTN_CAUSAL;
@@ -197,9 +197,9 @@ static void transposed_values_have_room(void **state)
     CUcontext context = fresh_context(0);
     attn_plan *plan;
     attn_desc desc = of_bytes();
-    desc.len_kv = 1000, desc.dim_v = 48, desc.kernel = "sm90_e4m3_d128_128x128", desc.strategy = "no-split-kv";
+    desc.len_kv = 1000, desc.dim_v = 48, desc.kernel = "sm90_e4m3_d192_128x128", desc.strategy = "no-split-kv";
     attn_plan_info plain = info_of(&desc);
-    desc.kernel = "sm90_e4m3_d128_128x128_transposed";
+    desc.kernel = "sm90_e4m3_d192_128x128_transposed";
     attn_plan_info transposed = info_of(&desc);
     expect_words(&desc, "values     transposed by a pass before, to a copy", true);
     assert_true(transposed.seconds > plain.seconds);
@@ -212,8 +212,8 @@ static void transposed_values_have_room(void **state)
     expect_words(&desc, "addresses  q k o are to be multiples of 16", true);
     memset(desc.v_stride, 0, sizeof desc.v_stride);
     desc.flags |= ATTN_VARLEN, desc.total_q = 3000, desc.total_kv = 1500;
-    desc.kernel = "sm90_e4m3_d128_128x128";
-    plain = info_of(&desc), desc.kernel = "sm90_e4m3_d128_128x128_transposed", transposed = info_of(&desc);
+    desc.kernel = "sm90_e4m3_d192_128x128";
+    plain = info_of(&desc), desc.kernel = "sm90_e4m3_d192_128x128_transposed", transposed = info_of(&desc);
     int64_t columns = (1500 + desc.batch * (128 + 16) + 15) / 16 * 16;
     rows = desc.heads_kv * desc.dim_v, room = (int64_t)(transposed.workspace_bytes - plain.workspace_bytes);
     assert_in_range(room, rows * columns, rows * columns + 255);
@@ -224,7 +224,7 @@ static void transposed_values_have_room(void **state)
     desc.heads_q = desc.heads_kv = 64;
     refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "or 2^40 bytes of a sequence");
     desc.flags |= ATTN_SOFTCAP, desc.softcap = 30;
-    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_e4m3_d128_128x128_transposed");
+    refused(attn_plan_create(&plan, &desc), ATTN_UNSUPPORTED, "kernel = sm90_e4m3_d192_128x128_transposed");
     end_context(context);
 }
 

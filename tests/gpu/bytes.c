@@ -9,6 +9,8 @@
 
 #include "check/random.h"
 #include "check/rounding.h"
+#include "cuda/params.h"
+#include "cuda/sm90/params.h"
 #include "device/device.h"
 #include "gpu.h"
 #include "num/half.h"
@@ -32,7 +34,8 @@ typedef struct bytes_problem {
     attn_args args;
     bytes_data data;
     uint64_t state;
-    int64_t group; /* keys whose P V a tensor core sums */
+    int64_t group;    /* keys whose P V a tensor core sums */
+    bool rounds_sums; /* row sums are of P as it was rounded */
 } bytes_problem;
 
 static void *room(int64_t bytes, int fill)
@@ -232,7 +235,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     const unsigned char *q = a->q, *k = a->k, *v = a->v;
     int64_t kv = h / (d->heads_q / d->heads_kv);
     double of_row = (double)d->scale * (a->q_scale ? (double)a->q_scale[attn_q_scale_at(d, b, h, i)] : 1);
-    double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
+    double max = -INFINITY, sum = 0, sum_squares = 0, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
     double o_scale = a->o_scale ? (double)*a->o_scale : 1;
     for (int64_t c = 0; c < d->dim_v; c++)
         value[c] = (a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1) / o_scale,
@@ -262,7 +265,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         double stored = (double)attn_e4m3_to_float(attn_float_to_e4m3((float)(256 * weight))) / 256;
         const unsigned char *x = v + key_at(p, d->v_stride, b, s, j, kv);
         double square = weight * weight * cut[j] * cut[j];
-        sum += weight, to->lse_cut += weight * cut[j], squares += square;
+        sum += weight, sum_squares += weight * weight, to->lse_cut += weight * cut[j], squares += square;
         for (int64_t c = 0; c < d->dim_v; c++) {
             double y = decoded(x[c]);
             exact[c] += weight * y, rounded[c] += stored * y, first[c] += square * y, second[c] += square * y * y;
@@ -291,6 +294,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         exact[c] *= value[c] / sum, rounded[c] *= value[c] / sum;
     }
     to->lse += log(sum), to->lse_cut /= sum;
+    if (p->rounds_sums) to->lse_cut += check_e4m3_sum_rounding(sum, sum_squares);
 }
 
 typedef struct error {
@@ -366,7 +370,8 @@ static void check_one(const attn_cuda_kernel *k, attn_desc desc, bytes_data data
     bytes_problem p = { .data = data, .state = seed * 7919 + 1 };
     attn_plan_info info = { .splits = 1 };
     device_run run;
-    p.group = attn_cuda_is_variant(k) && k->dim_v <= 64 ? 512 : 128;
+    p.rounds_sums = attn_cuda_is_variant(k) && ATTN_SM90_GROUPED(1, k->dim_v);
+    p.group = p.rounds_sums ? ATTN_SM90_GROUP_TILES(k->kv_tile) * k->kv_tile : 128;
     desc.dtype = ATTN_E4M3, desc.device = ATTN_CUDA, desc.kernel = k->name;
     if (!desc.dim_qk) desc.dim_qk = attn_cuda_is_variant(k) ? k->dim : 80;
     if (!desc.dim_v) desc.dim_v = dim_v_of(k);

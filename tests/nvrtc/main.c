@@ -79,7 +79,6 @@ static int allowed_spills(const char *symbol)
         { "attn_sm90_bf16_d128_192x64_softcap", 44 },
         { "attn_sm90_bf16_d64_256x64_alibi", 24 },
         { "attn_sm90_bf16_d128_192x64_alibi", 116 },
-        { "attn_sm90_e4m3_d128_128x128_softcap", 76 },
         { "attn_sm90_e4m3_d256_128x128", 104 },
         { "attn_sm90_e4m3_d256_128x128_softcap", 108 },
         { "attn_sm90_e4m3_d256_128x128_transposed", 56 },

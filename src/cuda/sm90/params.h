@@ -210,10 +210,17 @@ typedef struct attn_sm90_repack_params {
  * of its own does it. */
 #define ATTN_SM90_SLICED(bytes, dim_v) ((bytes) == 1 && (dim_v) > 128)
 
-/* With up to 64 of them O of KV tiles, of all but the last group of so many keys, is in shared memory, in f32. */
-#define ATTN_SM90_GROUPED(bytes, dim_v) ((bytes) == 1 && (dim_v) <= 64)
+/* With up to 128 of them O of KV tiles, of all but the last group, is in shared memory, in f32. A group has so many
+ * keys, rounded to tiles. */
+#define ATTN_SM90_GROUPED(bytes, dim_v) ((bytes) == 1 && (dim_v) <= 128)
 #define ATTN_SM90_GROUP_KEYS 512
+#define ATTN_SM90_GROUP_TILES(keys) ((ATTN_SM90_GROUP_KEYS + (keys) / 2) / (keys))
 #define ATTN_SM90_KEPT_BYTES(rows, dim_v) (4 * (rows) * (dim_v))
+
+/* Behind the transposed rows of V in a stage are rows of ones, as many as a product has at a time, for sums of P. */
+#define ATTN_SM90_ONES 8
+#define ATTN_SM90_ONES_BYTES(bytes, dim_v, keys) \
+    (ATTN_SM90_GROUPED(bytes, dim_v) ? (ATTN_SM90_ONES * (keys) + 1023) / 1024 * 1024 : 0)
 
 /* Threads of a forward variant: a warpgroup per 64 rows, one that loads, and the one that transposes V, if there is. */
 #define ATTN_SM90_FORWARD_THREADS(rows, transposers) (128 * ((rows) / ATTN_SM90_WARPGROUP_ROWS + 1 + (transposers)))
@@ -238,11 +245,12 @@ typedef struct attn_sm90_repack_params {
     (((dim) * (bytes) + ATTN_SM90_WIDTH(dim, bytes) - 1) / ATTN_SM90_WIDTH(dim, bytes) * ATTN_SM90_WIDTH(dim, bytes))
 /* E4M3: panels of V as it comes, from where it is transposed into the stages: of two tiles, or where there is no room
  * for them of one. */
-#define ATTN_SM90_RAW_STAGES(dim_v) ((dim_v) > 128 ? ATTN_SM90_ROW(dim_v, 1) / ATTN_SM90_WIDTH(dim_v, 1) : 2)
+#define ATTN_SM90_RAW_STAGES(dim_v) ((dim_v) > 64 ? ATTN_SM90_ROW(dim_v, 1) / ATTN_SM90_WIDTH(dim_v, 1) : 2)
 #define ATTN_SM90_RAW_BYTES(keys, dim_v) (ATTN_SM90_RAW_STAGES(dim_v) * (keys)*ATTN_SM90_WIDTH(dim_v, 1))
-#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages) \
-    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                     \
-     (stages) * (keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)))
+#define ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)              \
+    ((q_stages) * (rows)*ATTN_SM90_ROW(dim, bytes) +                                  \
+     (stages) * ((keys) * (ATTN_SM90_ROW(dim, bytes) + ATTN_SM90_ROW(dim_v, bytes)) + \
+                 ATTN_SM90_ONES_BYTES(bytes, dim_v, keys)))
 #define ATTN_SM90_SMEM_MOST (227 * 1024)
 #define ATTN_SM90_ROOM(bytes, dim, dim_v, rows, keys, stages, q_stages, others)                                 \
     ((ATTN_SM90_SMEM_MOST - 2048 - (others)-ATTN_SM90_TILES(bytes, dim, dim_v, rows, keys, stages, q_stages)) / \

@@ -22,10 +22,12 @@ DEVICE void wgmma_commit(void)
 #define REGS_32 REGS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGS_48 REGS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define REGS_64 REGS_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGS_72 REGS_64 ", %32, %33, %34, %35"
 #define REGS_80 REGS_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define REGS_96 REGS_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define REGS_112 REGS_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define REGS_128 REGS_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGS_136 REGS_128 ", %64, %65, %66, %67"
 #define REGS_144 REGS_128 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define REGS_160 REGS_144 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define REGS_176 REGS_160 ", %80, %81, %82, %83, %84, %85, %86, %87"
@@ -38,14 +40,17 @@ DEVICE void wgmma_commit(void)
 #define ACC_8(a, i)                                                                                                   \
     "+f"((a)[i]), "+f"((a)[(i) + 1]), "+f"((a)[(i) + 2]), "+f"((a)[(i) + 3]), "+f"((a)[(i) + 4]), "+f"((a)[(i) + 5]), \
         "+f"((a)[(i) + 6]), "+f"((a)[(i) + 7])
+#define ACC_4(a, i) "+f"((a)[i]), "+f"((a)[(i) + 1]), "+f"((a)[(i) + 2]), "+f"((a)[(i) + 3])
 #define ACC_16(a) ACC_8(a, 0)
 #define ACC_32(a) ACC_16(a), ACC_8(a, 8)
 #define ACC_48(a) ACC_32(a), ACC_8(a, 16)
 #define ACC_64(a) ACC_48(a), ACC_8(a, 24)
+#define ACC_72(a) ACC_64(a), ACC_4(a, 32)
 #define ACC_80(a) ACC_64(a), ACC_8(a, 32)
 #define ACC_96(a) ACC_80(a), ACC_8(a, 40)
 #define ACC_112(a) ACC_96(a), ACC_8(a, 48)
 #define ACC_128(a) ACC_112(a), ACC_8(a, 56)
+#define ACC_136(a) ACC_128(a), ACC_4(a, 64)
 #define ACC_144(a) ACC_128(a), ACC_8(a, 64)
 #define ACC_160(a) ACC_144(a), ACC_8(a, 72)
 #define ACC_176(a) ACC_160(a), ACC_8(a, 80)
@@ -115,5 +120,7 @@ WGMMA_DEFINE(160, "80", "81", "82", "83", "84", "85")
 WGMMA_DEFINE(176, "88", "89", "90", "91", "92", "93")
 WGMMA_DEFINE(192, "96", "97", "98", "99", "100", "101")
 WGMMA_DEFINE(256, "128", "129", "130", "131", "132", "133")
+WGMMA_DEFINE_E4M3(72, "36", "37", "38", "39", "40", "41")
+WGMMA_DEFINE_E4M3(136, "68", "69", "70", "71", "72", "73")
 
 #endif

@@ -58,37 +58,34 @@ struct config {
     /* Tiles that bits alone cut have iterations of their own, which hide pairs before scores are changed. */
     static constexpr bool cuts_apart = bits && ATTN_SCORE == PLAIN;
 
-    /* E4M3: elements have scales, also of blocks; V is transposed, here (transpose.h) or before; each PV has an
-     * accumulator of its own (promoted.h). */
+    /* E4M3: elements have scales, also of blocks; V is transposed, here (transpose.h) or before. */
     static constexpr bool one_byte = dtype == E4M3, block_scales = ATTN_SCORE & BLOCK_SCALES;
     static constexpr bool transposes = one_byte && !transposed;
 
     /* Two warps of the producer's copy single keys, where pages hold no whole boxes. */
     static constexpr bool copies_keys = paged && !one_byte;
 
-    /* E4M3: S, O and PV of a tile by itself take all that registers hold: the producer warpgroup leaves what it can. */
-    static constexpr bool two_outputs = one_byte && dim_v == 128;
-
-    /* E4M3: PV has no registers beside S and O: it comes in slices of columns, in those of S. A warpgroup of its own
-     * transposes V, if it is transposed here: two warps would take longer than the products. */
+    /* E4M3, more than 128 dims: PV of a tile comes in slices of columns, in the registers of S, and is added to O in
+     * f32 (promoted.h). A warpgroup of its own transposes V, if it is transposed here: two warps would take longer than
+     * the products. */
     static constexpr bool sliced = ATTN_SM90_SLICED(bytes, dim_v), transposers = sliced && transposes;
     static constexpr int threads = ATTN_SM90_FORWARD_THREADS(rows, transposers);
 
-    /* E4M3: KV tiles that share a max and a sum of the tensor cores; O of those before is in shared memory. */
+    /* Others: KV tiles share a max and a sum of the tensor cores; O of those before is in shared memory (grouped.h). */
     static constexpr bool grouped = ATTN_SM90_GROUPED(bytes, dim_v);
-    static constexpr int group = grouped ? ATTN_SM90_GROUP_KEYS / keys : 1;
+    static constexpr int ones = grouped ? ATTN_SM90_ONES : 0; /* rows below V, so that O has columns of row sums */
 
     /* Ping-pong warpgroups wait for turns to issue products. */
     static constexpr bool turns = pingpong && (!one_byte || sliced);
 
     /* E4M3: before a tile's exponentials, consumers look whether what its products read is there. Else they wait for
      * it where they need it, 50 clocks even if it is: registers have no room for what was seen. */
-    static constexpr bool looks_ahead = one_byte && !two_outputs && !(block_scales && sliced);
+    static constexpr bool looks_ahead = one_byte && !(block_scales && sliced);
 
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
     static constexpr int held_in_slices = transposed ? (dim_v == 192 ? 192 : 64) : dim_v == 192 ? 96 : 0;
-    static constexpr int held_of_bytes = sliced ? held_in_slices : 0;
+    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v > 64 && !block_scales ? 128 : 0;
     static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
@@ -96,16 +93,16 @@ struct config {
 
     /* Registers per thread. All warpgroups together have no more than the block starts with: 640 threads of 96, 512 of
      * 128, 384 of 168. A producer that walks a mask has more. */
-    static constexpr int consumer_registers = rows == 256                             ? 112
-                                              : rows == 192                           ? (walks ? 152 : 160)
-                                              : walks                                 ? 224
-                                              : two_outputs || (sliced && transposed) ? 240
-                                                                                      : 232;
-    static constexpr int producer_registers = rows == 256             ? (spans ? 32 : 24)
-                                              : walks                 ? 56
-                                              : rows == 192           ? 32
-                                              : two_outputs || sliced ? 24
-                                                                      : 40;
+    static constexpr int consumer_registers = rows == 256                ? 112
+                                              : rows == 192              ? (walks ? 152 : 160)
+                                              : walks                    ? 224
+                                              : one_byte && !transposers ? 240
+                                                                         : 232;
+    static constexpr int producer_registers = rows == 256   ? (spans ? 32 : 24)
+                                              : walks       ? 56
+                                              : rows == 192 ? 32
+                                              : one_byte    ? 24
+                                                            : 40;
 
     /* Once a row has a max, no score of later KV tiles is compared with it. If the row sum shows at the end that P
      * overflowed, the work item is computed again with the max checked. f16 holds too little for this to be rare. */
@@ -126,7 +123,8 @@ struct config {
     using k_tile = shared_tile<dtype, keys, dim, K_MAJOR, width>;
     using loaded_v_tile = shared_tile<dtype, keys, dim_v, MN_MAJOR, width_v>;
     /* Transposed here: a panel is a step of PV. */
-    using transposed_v_tile = shared_tile<dtype, dim_v, keys, K_MAJOR, transposed ? ATTN_SM90_WIDTH(keys, 1) : 32>;
+    using transposed_v_tile =
+        shared_tile<dtype, dim_v + ones, keys, K_MAJOR, transposed ? ATTN_SM90_WIDTH(keys, 1) : 32>;
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     static constexpr int raw_bytes = transposes ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0;
     /* Of a KV tile's intervals, in each stage. */
@@ -135,7 +133,8 @@ struct config {
     static constexpr int span_bytes = spans ? ATTN_SM90_SPAN_BYTES(rows) : 0, own_span_bytes = ATTN_SM90_OWN_SPAN_BYTES;
     static constexpr int span_room = spans ? ATTN_SM90_SPAN_ROOM : 0;
     using bias_tile = shared_tile<dtype, rows, keys, K_MAJOR>;
-    static constexpr int stage_bytes = k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0);
+    static constexpr int stage_bytes =
+        (k_tile::bytes + v_tile::bytes + (bias ? bias_tile::bytes : 0) + 1023) / 1024 * 1024;
 
     /* A warp's panels of O in shared memory, or 0. TMA stores them, but not up to 64 dims: there that gains little and
      * costs the main loop: the copy holds uniform registers, and the assembler orders the loop otherwise. */

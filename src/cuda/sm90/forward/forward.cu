@@ -21,6 +21,7 @@ extern "C" __global__ void __launch_bounds__(config::threads, 1)
     if (config::walks && is_left_nothing(p)) return;
     SHARED_MEMORY(memory);
     shared s = shared_layout(memory);
+    if constexpr (config::ones) write_ones(&s);
     init_shared(&s, config::paged ? paged_source::arrivals(p) : kv_source::lanes);
     if (threadIdx.x < 128) {
         REGISTERS_DROP(config::producer_registers);

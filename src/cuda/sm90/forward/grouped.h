@@ -1,9 +1,12 @@
-/* E4M3 with dim_v to 64: what an iteration of PINGPONG does otherwise than for 16-bit elements.
+/* E4M3 with dim_v to 128: what an iteration of PINGPONG does otherwise than for 16-bit elements.
  *
  * The tensor cores keep some 14 bits of a sum of E4M3 products, and an E4M3 holds 2^-9 to 448, too little for the
- * row max of a far tile. So KV tiles are in groups, of ATTN_SM90_GROUP_KEYS keys: the tensor cores sum PV of a group
- * alone, and P is relative to the group's max, 2^8 at most. O of the groups before is in shared memory, where a group
- * is added in f32 when the next one begins (promotion):
+ * row max of a far tile. So KV tiles are in groups, of ATTN_SM90_GROUP_KEYS keys or so: the tensor cores sum PV of a
+ * group alone, and P is relative to the group's max, 2^8 at most. O of the groups before is in shared memory, where a
+ * group is added in f32 when the next one begins (promotion).
+ *
+ * Below the rows of transposed V are some of ones: so O has columns that are sums of P, as it was rounded. The units
+ * that add f32 take clocks from the tensor cores, one for one (docs/FP8-HOPPER.md): such a sum costs less than a third.
  *
  *     wait K(t+1), V(t) -> issue QK(t+1), PV(t) -> wait for S, its greatest scores -> release K -> mask if partial
  *     -> the group's max -> wait PV, release V -> exponentials, O times 2^(the group's max before - now), pack P
@@ -28,13 +31,15 @@
 /* A group's max where no key is seen: less than any, and finite, so that differences are numbers. */
 constexpr float LOWEST = -1e30f;
 
+/* Of a thread, in O and its columns of sums. */
+enum { O_FLOATS = (config::dim_v + config::ones) / 2 };
+
 /* O is of the group. For the thread's two rows: */
 struct grouped_fragments : one_byte_fragments {
-    int greatest[2];                   /* bits of the group's greatest score */
-    float offset[2], sum_of_group[2];  /* what its P is relative to; their sum */
-    float factor[2];                   /* of O when the tile in S is added */
-    float last_offset[2], last_sum[2]; /* before the tile in S */
-    bool begins, kept;                 /* the tile in S begins a group; there is O in shared memory */
+    int greatest[2];                 /* bits of the group's greatest score */
+    float offset[2], last_offset[2]; /* what its P is relative to; before the tile in S */
+    float factor[2];                 /* of O when the tile in S is added */
+    bool begins, kept;               /* the tile in S begins a group; there is O in shared memory */
 };
 
 /* What O of the groups before and of the last one are multiplied by. */
@@ -47,7 +52,8 @@ struct group_factors {
 /* Groups end at multiples of their keys in the sequence: what other rows are in hand does not change a row's sums. */
 template <bool first> DEVICE void begin_tile(const consumer *c, grouped_fragments *f)
 {
-    f->begins = first || c->key0 / config::keys % config::group == config::group - 1;
+    constexpr int tiles = ATTN_SM90_GROUP_TILES(config::keys);
+    f->begins = first || c->key0 / config::keys % tiles == tiles - 1;
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (f->begins) f->greatest[r] = NO_BITS;
@@ -78,24 +84,22 @@ DEVICE void find_group_max(grouped_fragments *f, const score_scale *scale, const
     }
 }
 
-DEVICE void add_tile_sums(grouped_fragments *f)
+/* The group's row sums, from the columns of ones. */
+DEVICE float *sum_of_group(grouped_fragments *f, int r)
 {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        f->last_sum[r] = f->sum_of_group[r];
-        f->sum_of_group[r] = fmaf(f->begins ? 0 : f->last_sum[r], f->factor[r], f->sum[2 * r] + f->sum[2 * r + 1]);
-    }
+    return f->o + config::dim_v / 2 + 2 * r;
 }
 
-/* Adds a group's sums, whose P is relative to offset, to the row sums. */
-DEVICE group_factors add_group_sums(softmax *m, const float sum[2], const float offset[2])
+/* Adds them, whose P is relative to offset, to those of the groups before: each thread of a quad has them, and adds a
+ * quarter. */
+DEVICE group_factors add_group_sums(softmax *m, grouped_fragments *f, const float offset[2])
 {
     group_factors by;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float top = fmaxf(m->row_max[r], offset[r]);
         by.before[r] = exp2_approx(m->row_max[r] - top), by.last[r] = exp2_approx(offset[r] - top);
-        m->row_sum[r] = fmaf(m->row_sum[r], by.before[r], sum[r] * by.last[r]);
+        m->row_sum[r] = fmaf(m->row_sum[r], by.before[r], *sum_of_group(f, r) * by.last[r] * 0.25f);
         m->row_max[r] = top;
     }
     return by;
@@ -110,7 +114,7 @@ DEVICE u32 kept_address(const shared *s)
     return s->o + (thread / 32 - 4) * config::o_bytes + thread % 32 * 16;
 }
 
-/* O of the groups before, as far as there is any, and of the last one: `count` values from `from` on. */
+/* O of the groups before, as far as there is any, and of the last one: four values from `from` on. */
 DEVICE void add_kept(const grouped_fragments *f, u32 at, int from, const group_factors *by, float sum[4])
 {
     u32 words[4] = {};
@@ -123,8 +127,9 @@ DEVICE void add_kept(const grouped_fragments *f, u32 at, int from, const group_f
 /* The last group ends, before the tile in S: its O, which that has not changed, joins that of others. */
 DEVICE void keep_group(const shared *s, consumer *c, grouped_fragments *f)
 {
-    group_factors by = add_group_sums(&c->m, f->last_sum, f->last_offset);
+    group_factors by = add_group_sums(&c->m, f, f->last_offset);
     u32 at = kept_address(s);
+    if (config::o_by_tma && !f->kept) bulk_wait_read(), __syncwarp(); /* results of the item before leave from there */
 #pragma unroll
     for (int i = 0; i < config::dim_v / 2; i += 4) {
         float sum[4];
@@ -135,6 +140,7 @@ DEVICE void keep_group(const shared *s, consumer *c, grouped_fragments *f)
             words[j] = __float_as_int(sum[j]), f->o[i + j] = 0;
         store_shared_words(at + i * 128, words);
     }
+    *sum_of_group(f, 0) = *sum_of_group(f, 1) = 0;
     f->kept = true;
 }
 
@@ -152,8 +158,16 @@ DEVICE void issue_group_pv(grouped_fragments *f, u32 v)
 DEVICE void wait_for_pv(const shared *s, grouped_fragments *f, int stage)
 {
     wgmma_wait(0);
-    pin_floats(f->o, config::dim_v / 2);
+    pin_floats(f->o, O_FLOATS);
     release_stage(s, V, stage);
+}
+
+DEVICE void rescale_group(grouped_fragments *f)
+{
+    rescale(f->o, f->factor);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        *sum_of_group(f, r) *= f->factor[r];
 }
 
 /* S of a tile becomes P, and O ready for its PV. stage: of the V whose PV is under way, but for the item's first. */
@@ -173,14 +187,11 @@ DEVICE void softmax_in_group(const attn_sm90_params *p, const shared *s, consume
     find_group_max(f, &scale, greatest);
     if (config::looks_ahead) look_ahead(s, c, f);
     if (!first) wait_for_pv(s, f, stage);
-    f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
     exponentiate_some(f, &scale, f->offset, 0, SCORES);
     pack_some(f, 0, config::keys / 32);
-    if (!first) rescale(f->o, f->factor);
-    add_tile_sums(f);
-    pin_floats(f->o, config::dim_v / 2); /* here, beside exponentials: not behind a branch, or between products */
+    if (!first) rescale_group(f);
+    pin_floats(f->o, O_FLOATS); /* here, beside exponentials: not behind a branch, or between products */
     pin_words(f->p, config::keys / 8);
-    pin_floats(f->sum_of_group, 2);
     if (!first && f->begins) keep_group(s, c, f);
 }
 
@@ -201,7 +212,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, gro
 /* The item's first P. */
 DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, grouped_fragments *f)
 {
-    f->offset[0] = f->offset[1] = f->sum_of_group[0] = f->sum_of_group[1] = 0;
+    f->offset[0] = f->offset[1] = 0;
     f->kept = false;
     wait_full(s, K, c->kv);
     wgmma_fence();
@@ -215,9 +226,9 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, gr
     wait_for_operands<true>(s, c, f, c->kv);
     wgmma_fence();
     issue_group_pv(f, v_in_hand(s, c, f));
-    group_factors by = add_group_sums(&c->m, f->sum_of_group, f->offset);
-    row_results results = finish_scaled(p, s, c);
     wait_for_pv(s, f, c->kv.index);
+    group_factors by = add_group_sums(&c->m, f, f->offset);
+    row_results results = finish_scaled(p, s, c);
     u32 at = kept_address(s);
 #pragma unroll
     for (int i = 0; i < config::dim_v / 2 && f->kept; i += 4)

@@ -21,9 +21,9 @@ struct score_scale {
 
 /* What a warpgroup has in registers. */
 struct one_byte_fragments {
-    float s[SCORES], o[config::dim_v / 2] = {};
+    float s[SCORES], o[(config::dim_v + config::ones) / 2] = {};
     u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
-    float sum[4];          /* of P of the tile in S */
+    float sum[4];          /* if not config::grouped: of P of the tile in S */
     score_scale scale;     /* BLOCK_SCALES: of the tile in S */
     bool k_there, v_there; /* config::looks_ahead: the next K, and the V of the tile in S, have been seen */
     u32 k, v;              /* their shared addresses */
@@ -136,13 +136,14 @@ DEVICE void find_signed_max(const float *s, const score_scale *scale, float grea
 
 /* ---- P ------------------------------------------------------------------------------------------ */
 
-/* Scores `from` to `to` of a thread become P = 2^(score * scale - the row's offset) in place, and are added to sums. */
+/* Scores `from` to `to` of a thread become P = 2^(score * scale - the row's offset) in place, and are added to sums,
+ * unless the tensor cores add them. */
 DEVICE void exponentiate_some(one_byte_fragments *f, const score_scale *scale, const float offset[2], int from, int to)
 {
 #pragma unroll
     for (int i = from; i < to; i++) {
         f->s[i] = exp2_approx(fmaf(f->s[i], scale->part[i / PART], -offset[i / 2 % 2]));
-        f->sum[i % 4] += f->s[i];
+        if (!config::grouped) f->sum[i % 4] += f->s[i];
     }
 }
 

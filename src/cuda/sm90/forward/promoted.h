@@ -1,26 +1,17 @@
-/* E4M3 with dim_v above 64: what an iteration of PINGPONG does otherwise than for 16-bit elements.
+/* E4M3 with dim_v above 128: what an iteration of PINGPONG does otherwise than for 16-bit elements.
  *
  * The tensor cores keep some 14 bits of a sum of E4M3 products. So PV of a KV tile starts from zero and is then added
  * to O in f32 (promotion). An E4M3 holds 2^-9 to 448, too little for the row max of another tile: each tile has its
- * own, P is at most 2^8, and promotion multiplies by 2^(the tile's max - the row's):
+ * own, P is at most 2^8, and promotion multiplies by 2^(the tile's max - the row's).
  *
- *     wait K(t+1), V(t) -> promote PV(t-1), the other exponentials of t, pack P -> issue QK(t+1), PV(t)
- *     -> wait for half of S, its max, then for the other -> release K -> mask if partial -> tile max
- *     -> a quarter of the exponentials -> wait PV -> release V
- *
- * An iteration begins in the middle of a tile's exponentials: so no product is under way between two of them, and
- * promotion and conversions are beside exponentials in one piece without a branch, of which a warp may begin one in 8
- * clocks. Nobody waits for a turn: the products of a tile take less time than its exponentials, and warpgroups that run
- * as they can were faster than in turns, at either end.
- *
- * Where dim_v is above 128, O leaves no registers for PV of a tile. Then PV comes in slices of 64 columns, which take
- * turns at the halves of S, dead once P is packed; and nothing of it is left when the next S begins:
+ * O leaves no registers for PV of a tile. It comes in slices of 64 columns, which take turns at the halves of S, dead
+ * once P is packed; and nothing of it is left when the next S begins:
  *
  *     exponentials of t, pack P -> wait K(t+1), V(t), turn -> issue slices 0, 1 of PV(t)
  *     -> wait for a slice, promote it, in its place issue the next but one, or after the last of these QK(t+1)
  *     -> pass turn, release V -> wait for half of S, its max, then for the other -> release K -> mask -> tile max
  *
- * These products take longer than the exponentials, and two warpgroups in step would have both at once: so turns.
+ * The products take longer than the exponentials, and two warpgroups in step would have both at once: so turns.
  *
  * softmax.row_max is the maximum of the tile that set it, minus 8, in log2 units: P, row sums, O and LSE are relative
  * to it. A later tile whose maximum is greater by more than HEADROOM renews it.
@@ -37,16 +28,11 @@
 #include "sm90/forward/softmax.h"
 #include "sm90/forward/turns.h"
 
-/* QK of the first half of the next tile's keys is issued when P of that half is packed, beside exponentials of the
- * other. */
-enum { EARLY = config::s_buffers == 2 };
-
-/* Columns of PV at a time, where it is sliced, and how many times. */
+/* Columns of PV at a time, and how many times. */
 enum { SLICE = 64, SLICES = config::dim_v / SLICE };
 
 /* Which half of S is computed first: the one that a slice leaves first. */
-enum { FIRST_HALF = config::sliced ? SLICES % 2 : 0 };
-static_assert(!config::sliced || EARLY, "halves of S are what slices are in");
+enum { FIRST_HALF = SLICES % 2 };
 
 /* `count` neighbouring rows of a tile. */
 template <class tile, int count> struct rows_of_tile : tile {
@@ -60,9 +46,7 @@ struct tile_max {
 };
 
 struct promoted_fragments : one_byte_fragments {
-    float tile[config::sliced ? 1 : config::dim_v / 2] = {}; /* PV of a tile */
-    float factor[2]; /* of the tile whose PV is to come: what it is promoted by, for the thread's two rows */
-    tile_max max;    /* of the tile in S */
+    tile_max max; /* of the tile in S */
 };
 
 /* ---- the tile's max ----------------------------------------------------------------------------- */
@@ -84,7 +68,7 @@ DEVICE void find_rare_max(promoted_fragments *f, softmax *m, const score_scale *
     for (int r = 0; r < 2; r++) {
         bool renews = choose_offset(m, r, greatest[r], unit_of_max(scale), tile);
         alpha[r] = renews ? exp2_approx(m->row_max[r] - tile->offset[r]) : 1;
-        m->row_sum[r] *= alpha[r], f->factor[r] *= alpha[r];
+        m->row_sum[r] *= alpha[r];
         m->row_max[r] = renews ? tile->offset[r] : m->row_max[r];
     }
     rescale(f->o, alpha);
@@ -124,44 +108,20 @@ DEVICE void issue_half_qk(const shared *s, const consumer *c, promoted_fragments
     issue_scores<tile>(s, c, f, f->s + half * SCORES / 2, k + half * keys * tile::width);
 }
 
-/* P V of a tile, asynchronously. */
-DEVICE void issue_tile_pv(promoted_fragments *f, u32 v)
-{
-#pragma unroll
-    for (int i = 0; i < config::keys / config::step; i++)
-        multiply_registers<config::dtype, config::v_tile>(f->tile, f->p + 4 * i, v, i, i > 0);
-    wgmma_commit();
-}
-
-DEVICE void wait_for_tile_pv(const shared *s, promoted_fragments *f, int stage)
-{
-    wgmma_wait(0);
-    pin_floats(f->tile, config::dim_v / 2);
-    release_stage(s, V, stage);
-}
-
-DEVICE void promote(promoted_fragments *f)
-{
-#pragma unroll
-    for (int i = 0; i < config::dim_v / 2; i++)
-        f->o[i] = fmaf(f->tile[i], f->factor[i / 2 % 2], f->o[i]);
-}
-
 /* ---- what PINGPONG asks ------------------------------------------------------------------------- */
 
-/* S of a tile becomes scores; the first quarter of them P. pending: products that need not have come, PV. */
-template <int pending>
+/* S of a tile becomes scores. */
 DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked,
                           bool first)
 {
     int greatest[PARTS][2];
-    wgmma_wait(pending + 1); /* for the first half of S */
+    wgmma_wait(1); /* for the first half of S */
     pin_floats(f->s + FIRST_HALF * SCORES / 2, SCORES / 2);
     if (config::block_scales) f->scale = scale_of_keys(s, c); /* beside maxima: before, it would hold up products */
     forget_greatest(greatest);
     find_greatest_bits(f->s, FIRST_HALF, greatest);
     pin_words((u32 *)greatest, (PARTS + 1) / 2 * 2);
-    wgmma_wait(pending);
+    wgmma_wait(0);
     pin_floats(f->s + !FIRST_HALF * SCORES / 2, SCORES / 2);
     release_stage(s, K, c->kv.index);
     find_greatest_bits(f->s, !FIRST_HALF, greatest);
@@ -170,34 +130,9 @@ DEVICE void begin_softmax(const attn_sm90_params *p, const shared *s, consumer *
     find_tile_max(f, &c->m, &scale, greatest, &f->max);
     f->sum[0] = f->sum[1] = f->sum[2] = f->sum[3] = 0;
     if (config::looks_ahead) look_ahead(s, c, f);
-    if (!config::sliced) exponentiate_some(f, &scale, f->max.offset, 0, SCORES / 4);
 }
 
-/* The rest of P, a half of the keys at a time. Then the next tile's QK and the tile's PV are under way. */
-template <bool last>
-DEVICE void end_softmax(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
-{
-    pipeline_state next = next_tile(c);
-    score_scale scale = scale_of_tile(p, c, f);
-    wait_for_operands<last>(s, c, f, next);
-    promote(f);
-    exponentiate_some(f, &scale, f->max.offset, SCORES / 4, SCORES / 2);
-    pack_some(f, 0, config::keys / 64);
-    if (EARLY && !last) {
-        wgmma_fence();
-        issue_half_qk(s, c, f, next_k(s, f, next), 0);
-    }
-    exponentiate_some(f, &scale, f->max.offset, SCORES / 2, SCORES);
-    add_tile_sums(&c->m, f->sum, &f->max);
-    pack_some(f, config::keys / 64, config::keys / 32);
-    f->factor[0] = f->max.factor[0], f->factor[1] = f->max.factor[1];
-    wgmma_fence();
-    if (!EARLY && !last) issue_half_qk(s, c, f, next_k(s, f, next), 0);
-    if (!last) issue_half_qk(s, c, f, next_k(s, f, next), 1);
-    issue_tile_pv(f, v_in_hand(s, c, f));
-}
-
-/* ---- PV in slices, dim_v above 128 --------------------------------------------------------------- */
+/* ---- PV in slices ------------------------------------------------------------------------------- */
 
 DEVICE float *slice_of(promoted_fragments *f, int i)
 {
@@ -234,7 +169,7 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
     pin_words(f->p, config::keys / 8); /* in one piece: no wait stands between them */
     u32 v = v_in_hand(s, c, f);
     wait_for_operands<last>(s, c, f, next);
-    if (config::turns && !last) wait_turn(c);
+    if (!last) wait_turn(c);
     wgmma_fence();
     issue_slice(f, v, 0);
     issue_slice(f, v, 1);
@@ -251,52 +186,35 @@ DEVICE void end_in_slices(const attn_sm90_params *p, const shared *s, consumer *
         else if (!last)
             issue_half_qk(s, c, f, next_k(s, f, next), i % 2);
     }
-    if (config::turns && !last) pass_turn(c);
+    if (!last) pass_turn(c);
     release_stage(s, V, c->kv.index);
 }
 
 /* From one tile's S to the next. Where it ends nothing is under way: else products would be serialised. */
 DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f, bool masked)
 {
-    if constexpr (config::sliced) {
-        end_in_slices<false>(p, s, c, f);
-        advance(&c->kv, config::stages);
-        c->key0 -= config::keys;
-        begin_softmax<0>(p, s, c, f, masked, false);
-        return;
-    }
-    end_softmax<false>(p, s, c, f);
-    int stage = c->kv.index;
+    end_in_slices<false>(p, s, c, f);
     advance(&c->kv, config::stages);
     c->key0 -= config::keys;
-    begin_softmax<1>(p, s, c, f, masked, false);
-    wait_for_tile_pv(s, f, stage);
+    begin_softmax(p, s, c, f, masked, false);
 }
 
 /* The item's first S. */
 DEVICE void prologue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    f->factor[0] = f->factor[1] = 0;
     wait_full(s, K, c->kv);
     wgmma_fence();
     u32 k = k_address(s, c->kv.index);
     issue_half_qk(s, c, f, k, FIRST_HALF);
     issue_half_qk(s, c, f, k, !FIRST_HALF);
-    begin_softmax<0>(p, s, c, f, true, true);
+    begin_softmax(p, s, c, f, true, true);
 }
 
 /* Its last PV, and its results. */
 DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, promoted_fragments *f)
 {
-    if constexpr (config::sliced)
-        end_in_slices<true>(p, s, c, f);
-    else
-        end_softmax<true>(p, s, c, f);
+    end_in_slices<true>(p, s, c, f);
     row_results results = finish_scaled(p, s, c);
-    if constexpr (!config::sliced) {
-        wait_for_tile_pv(s, f, c->kv.index);
-        promote(f);
-    }
     finish_item(p, s, c, f, &results);
 }
 

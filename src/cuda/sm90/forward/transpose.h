@@ -74,6 +74,21 @@ template <bool cut> DEVICE void transpose_panel(u32 from, u32 to, u32 warp, int 
     }
 }
 
+/* ---- rows of ones ------------------------------------------------------------------------------- */
+
+/* Those below the transposed rows in all stages, by all threads: no tile overwrites them. */
+DEVICE void write_ones(const shared *s)
+{
+    constexpr int pieces = ATTN_SM90_ONES * config::v_tile::width / 16, panels = config::v_tile::panels;
+    const u32 ones[4] = { 0x38383838, 0x38383838, 0x38383838, 0x38383838 };
+    for (int i = threadIdx.x; i < config::stages * panels * pieces; i += config::threads) {
+        u32 stage = i / pieces / panels, panel = i / pieces % panels;
+        u32 tile = s->kv + stage * config::stage_bytes + config::k_tile::bytes + panel * config::v_tile::panel_bytes;
+        store_shared_words(tile + config::dim_v * config::v_tile::width + i % pieces * 16, ones);
+    }
+    fence_async();
+}
+
 /* ---- the warps --------------------------------------------------------------------------------- */
 
 /* What the warps that transpose do; warp: which of them, if it is one. */
