@@ -153,9 +153,16 @@ double check_e4m3_rounding(const double *product, int64_t n)
     return 0x1p-12 * sqrt((double)n) * fmax(greatest, sums);
 }
 
-double check_e4m3_sum_rounding(double sum, double squares)
+void check_e4m3_add(check_e4m3_sum *s, double p)
 {
-    return fmin(0x1p-4, 0x1p-2 * sqrt(squares / 3) / sum) + 0x1p-7;
+    double before = p == s->last ? s->run : 0;
+    s->last = p, s->run = before + p;
+    s->sum += p, s->squares += s->run * s->run - before * before;
+}
+
+double check_e4m3_sum_rounding(const check_e4m3_sum *s)
+{
+    return fmin(0x1p-4, 0x1p-2 * sqrt(s->squares / 3) / s->sum) + 0x1p-7;
 }
 
 double check_e4m3_lse_rounding(const check_problem *problem, int64_t batch, int64_t head, int64_t row, double lse,
@@ -163,13 +170,14 @@ double check_e4m3_lse_rounding(const check_problem *problem, int64_t batch, int6
 {
     const attn_desc *d = &problem->resolved;
     int64_t keys = attn_sequence_of(d, &problem->args, batch).len_kv;
-    double product[ATTN_DIM_MOST], mean = 0, squares = 0, rounding = 0;
+    double product[ATTN_DIM_MOST], mean = 0, rounding = 0;
+    check_e4m3_sum sum = { 0 };
     for (int64_t key = 0; key < keys && lse > -INFINITY; key++) {
         double weight = exp(score[key] - lse);
         if (weight == 0) continue;
         attn_ref_products(d, &problem->args, batch, head, row, key, product);
-        mean += weight * check_e4m3_rounding(product, d->dim_qk), squares += weight * weight;
+        mean += weight * check_e4m3_rounding(product, d->dim_qk), check_e4m3_add(&sum, weight);
     }
-    if (problem->options.rounds_sums && squares > 0) rounding = check_e4m3_sum_rounding(1, squares);
+    if (problem->options.rounds_sums && sum.sum > 0) rounding = check_e4m3_sum_rounding(&sum);
     return mean * fabs((double)d->scale) + rounding;
 }

@@ -17,9 +17,17 @@ check_rounding check_rounding_of(const check_problem *problem);
  * add up as independent ones do, to 2^-13 sqrt(n / 3) of the greatest as a root mean square: this is 3.5 times that. */
 double check_e4m3_rounding(const double *product, int64_t n);
 
-/* What a sum of P may be off by, as a share of it, where each is rounded to E4M3: by 2^-4 of it at most, in either
- * direction, four times the root mean square of independent errors; and what is cut off. squares: sum of P^2. */
-double check_e4m3_sum_rounding(double sum, double squares);
+/* A sum of P, each of which is rounded to E4M3. squares: of the sums of those that follow each other and are alike:
+ * these have the same error, others independent ones. */
+typedef struct check_e4m3_sum {
+    double sum, squares, last, run;
+} check_e4m3_sum;
+
+void check_e4m3_add(check_e4m3_sum *s, double p);
+
+/* What it may be off by, as a share of it: by 2^-4 of it at most, in either direction, four times the root mean square;
+ * and what is cut off. */
+double check_e4m3_sum_rounding(const check_e4m3_sum *s);
 
 /* What both do to the LSE of a row: the former's mean over the keys by their weights; the latter, where row sums are of
  * rounded P (options.rounds_sums). score: the keys', as attn_ref_row leaves them. */
