@@ -294,7 +294,7 @@ MUTANTS = [
      "a tile far above the row's max overflows", "emulated/sm90_e4m3_d192_128x128"),
     (SM90 + "forward/grouped.h", "if (!first) rescale_group(f);", "", "O keeps the max that its group had before",
      "emulated/sm90_e4m3_d64_192x128"),
-    (SM90 + "forward/grouped.h", "*sum_of_group(f, r) *= f->factor[r];", "", "row sums keep the max that their group had before",
+    (SM90 + "forward/grouped.h", "*sum_of_group(f, r) *= f->factor[r];", ";", "row sums keep the max that their group had before",
      "emulated/sm90_e4m3_d64_192x128"),
     (SM90 + "forward/forward.cu", "if constexpr (config::ones) write_ones(&s);", "", "no ones below V", "emulated/sm90_e4m3_d64_192x128"),
     (SM90 + "forward/grouped.h", "words[j] = __float_as_int(sum[j]), f->o[i + j] = 0;", "words[j] = __float_as_int(sum[j]);",
