@@ -17,8 +17,8 @@ check_rounding check_rounding_of(const check_problem *problem);
  * add up as independent ones do, to 2^-13 sqrt(n / 3) of the greatest as a root mean square: this is 3.5 times that. */
 double check_e4m3_rounding(const double *product, int64_t n);
 
-/* A sum of P, each of which is rounded to E4M3. squares: of the sums of those that follow each other and are alike:
- * these have the same error, others independent ones. */
+/* A sum of P that are rounded to E4M3. Equal P are rounded alike, others independently. So P that are equal and follow
+ * each other are one term, `run`; squares: the sum of the terms' squares. */
 typedef struct check_e4m3_sum {
     double sum, squares, last, run;
 } check_e4m3_sum;

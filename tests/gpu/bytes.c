@@ -235,12 +235,12 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
     const unsigned char *q = a->q, *k = a->k, *v = a->v;
     int64_t kv = h / (d->heads_q / d->heads_kv);
     double of_row = (double)d->scale * (a->q_scale ? (double)a->q_scale[attn_q_scale_at(d, b, h, i)] : 1);
-    double max = -INFINITY, sum = 0, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
+    double max = -INFINITY, value[ATTN_DIM_MOST], known[ATTN_DIM_MOST]; /* known: 0 for NaN */
     double o_scale = a->o_scale ? (double)*a->o_scale : 1;
     for (int64_t c = 0; c < d->dim_v; c++)
         value[c] = (a->v_scale ? (double)a->v_scale[attn_v_scale_at(d, a, b, h, 0, c)] : 1) / o_scale,
         known[c] = isnan(value[c]) ? 0 : value[c];
-    check_e4m3_sum stored_sum = { 0 };
+    check_e4m3_sum weights = { 0 };
     double *exact = to->exact, *rounded = to->rounded, product[ATTN_DIM_MOST];
     double squares = 0, first[ATTN_DIM_MOST], second[ATTN_DIM_MOST]; /* of what is cut: by weight; times v; times v^2 */
     double most[ATTN_DIM_MOST], part[ATTN_DIM_MOST]; /* of a column's products P v, and of a group's sum of them */
@@ -266,8 +266,8 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         double stored = (double)attn_e4m3_to_float(attn_float_to_e4m3((float)(256 * weight))) / 256;
         const unsigned char *x = v + key_at(p, d->v_stride, b, s, j, kv);
         double square = weight * weight * cut[j] * cut[j];
-        check_e4m3_add(&stored_sum, weight);
-        sum += weight, to->lse_cut += weight * cut[j], squares += square;
+        check_e4m3_add(&weights, weight);
+        to->lse_cut += weight * cut[j], squares += square;
         for (int64_t c = 0; c < d->dim_v; c++) {
             double y = decoded(x[c]);
             exact[c] += weight * y, rounded[c] += stored * y, first[c] += square * y, second[c] += square * y * y;
@@ -275,6 +275,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
             most[c] = fmax(most[c], fmax(weight * fabs(y), fabs(part[c]) / 5));
         }
     }
+    const double sum = weights.sum;
     for (int64_t c = 0; c < d->dim_v; c++) { /* an error of a score moves O by its weight times v - O */
         double o = exact[c] / sum;
         to->o_cut += fmax(0, second[c] - 2 * o * first[c] + o * o * squares) * known[c] * known[c] / (sum * sum);
@@ -296,7 +297,7 @@ static void compute_row(const bytes_problem *p, int64_t b, int64_t h, int64_t i,
         exact[c] *= value[c] / sum, rounded[c] *= value[c] / sum;
     }
     to->lse += log(sum), to->lse_cut /= sum;
-    if (p->rounds_sums) to->lse_cut += check_e4m3_sum_rounding(&stored_sum);
+    if (p->rounds_sums) to->lse_cut += check_e4m3_sum_rounding(&weights);
 }
 
 typedef struct error {

@@ -184,8 +184,8 @@ static void large_cases(void)
         }
 }
 
-/* Plans of one kernel, of large blocks and of small ones, each with its own shared memory: that of large ones runs when
- * the other is there, too. */
+/* Two plans of one kernel, the first with large blocks, the second with small ones, which need less shared memory. The
+ * first runs once both are there. */
 static void sizes_at_once(void)
 {
     uint64_t state = 7;
@@ -200,7 +200,7 @@ static void sizes_at_once(void)
                                .scale_rows = 64,
                                .scale_stride = { 0, 1, 0, 0 } };
     small = large, small.rows = 4, small.device = ATTN_CUDA;
-    check(&large, &small, 0, "quantisation: blocks of 64 rows, beside those of 4");
+    check(&large, &small, 0, "quantisation: a plan of large blocks beside one of small ones");
 }
 
 static void refusals(void)

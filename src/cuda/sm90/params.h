@@ -217,7 +217,8 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_GROUP_TILES(keys) ((ATTN_SM90_GROUP_KEYS + (keys) / 2) / (keys))
 #define ATTN_SM90_KEPT_BYTES(rows, dim_v) (4 * (rows) * (dim_v))
 
-/* Behind the transposed rows of V in a stage are rows of ones, as many as a product has at a time, for sums of P. */
+/* In a stage, rows of ones follow the transposed rows of V: P times these is its row sum. A product's columns come in
+ * eights, so there are 8 such rows. */
 #define ATTN_SM90_ONES 8
 #define ATTN_SM90_ONES_BYTES(bytes, dim_v, keys) \
     (ATTN_SM90_GROUPED(bytes, dim_v) ? (ATTN_SM90_ONES * (keys) + 1023) / 1024 * 1024 : 0)

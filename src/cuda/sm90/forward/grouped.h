@@ -90,8 +90,8 @@ DEVICE float *sum_of_group(grouped_fragments *f, int r)
     return f->o + config::dim_v / 2 + 2 * r;
 }
 
-/* Adds them, whose P is relative to offset, to those of the groups before: each thread of a quad has them, and adds a
- * quarter. */
+/* Adds the group's row sums, of P relative to offset, to those of the groups before. All four threads of a quad have
+ * them, and their sums are added in the end: so each adds a quarter. */
 DEVICE group_factors add_group_sums(softmax *m, grouped_fragments *f, const float offset[2])
 {
     group_factors by;

@@ -11,7 +11,7 @@
  *     -> wait for a slice, promote it, in its place issue the next but one, or after the last of these QK(t+1)
  *     -> pass turn, release V -> wait for half of S, its max, then for the other -> release K -> mask -> tile max
  *
- * The products take longer than the exponentials, and two warpgroups in step would have both at once: so turns.
+ * The products take longer than the exponentials. Two warpgroups in step would wait for each other's: so turns.
  *
  * softmax.row_max is the maximum of the tile that set it, minus 8, in log2 units: P, row sums, O and LSE are relative
  * to it. A later tile whose maximum is greater by more than HEADROOM renews it.
