@@ -3,10 +3,12 @@
     pip install . ml_dtypes
     attn_gpt --seconds 100 --out gpt.safetensors
     python bench/python/fp8_error.py --gpt gpt.safetensors --text demo/alice.txt [--out docs/fp8-error.svg]
+    python bench/python/fp8_error.py --gpu
 
 Inputs are rounded to bf16 first. libattn.quantize makes bytes and scales of them, everything else is NumPy in float64:
 attention of the values that bytes and scales stand for, beside attention of the bf16 inputs. Prints the table in
-Markdown.
+Markdown. --gpu: instead of the floor, what kernels of a GPU compute: libattn's, and FlashAttention-3's where the package
+fa3-fwd is installed (with one scale per head, which is all that it takes).
 """
 import argparse
 import json
@@ -161,6 +163,72 @@ def table(studies):
             print(f"| | {way} | " + " | ".join(f"{x:.5f}" for x in of) + f" | 1/{1 / share:.2f} |")
 
 
+# ---- kernels of a GPU ----
+
+
+def peer():
+    """FlashAttention-3's forward of what quantize(granularity="tensor") returned; None: it is not installed."""
+    try:
+        import fa3_fwd_interface
+    except ImportError:
+        return None
+
+    def run(q8, k8, v8):
+        scales = {name + "_descale": x.scale.reshape(1, 1) for name, x in (("q", q8), ("k", k8), ("v", v8))}
+        found = fa3_fwd_interface.flash_attn_func(q8.data, k8.data, v8.data, **scales)
+        return found[0] if isinstance(found, tuple) else found
+
+    return run
+
+
+def kernels():
+    """(name, how q and k are quantised, how v is, kernel)"""
+    def ours(*quantized):
+        return libattn.attention(*quantized, out_f32=True)
+
+    rotated = dict(granularity="tensor", hadamard=True)
+    yield "libattn, one scale per tensor", TENSOR, TENSOR, ours
+    yield "libattn, + rotation", rotated, TENSOR, ours
+    yield "libattn, blocks and channels, rotation", WAYS[2][2], WAYS[2][3], ours
+    if peer():
+        yield "FlashAttention-3, one scale per tensor", TENSOR, TENSOR, peer()
+        yield "FlashAttention-3, + rotation", rotated, TENSOR, peer()
+
+
+def study_kernels(draw, options):
+    """By kernel: errors of o from that of the bf16 inputs, and from that of what bytes and scales stand for; the floor
+    of the latter."""
+    import torch
+
+    error = Error()
+    for q, k, v, causal in drawn(draw, options):
+        exact = attention_of(q, k, v, causal, False)
+        error.add("o", exact)
+        on_gpu = [torch.from_numpy(x).bfloat16().cuda() for x in (q, k, v)]
+        for name, of_qk, of_v, kernel in kernels():
+            found = kernel(*(libattn.quantize(x, **how) for x, how in zip(on_gpu, (of_qk, of_qk, of_v))))
+            o = found[0].double().cpu().numpy()
+            of_bytes, floor = attention(values(q, of_qk), values(k, of_qk), values(v, of_v), causal)
+            error.add((name, "inputs"), o - exact)
+            error.add((name, "bytes"), o - of_bytes)
+            error.add((name, "floor"), floor - of_bytes)
+    return error
+
+
+def kernel_table(studies):
+    print("| inputs | kernel | from bf16 inputs | of per tensor | from the bytes' values | floor |\n|---|---|---|---|---|---|")
+    for inputs, error in studies:
+        first = None
+        for name, *_ in kernels():
+            all_of_it, own, floor = (error.rms((name, part)) for part in ("inputs", "bytes", "floor"))
+            first = first or all_of_it
+            print(f"| {inputs}, rms of O {error.rms('o'):.3f} | {name} | {all_of_it:.5f} | 1/{first / all_of_it:.2f} | "
+                  f"{own:.5f} | {floor:.5f} |")
+
+
+# ---- the figure ----
+
+
 def draw(studies, path):
     figure = Figure(760, 330)
     ticks = [(v, f"{100 * v:g} %") for v in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)]
@@ -182,14 +250,20 @@ def draw(studies, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpt", required=True, help="a checkpoint of attn_gpt")
-    parser.add_argument("--text", required=True, help="what the model reads")
+    parser.add_argument("--gpt", help="a checkpoint of attn_gpt")
+    parser.add_argument("--text", help="what the model reads")
+    parser.add_argument("--gpu", action="store_true", help="kernels of a GPU")
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--keys", type=int, default=16384)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--out", help="the figure")
     options = parser.parse_args()
+    if options.gpu:
+        return kernel_table([(name, study_kernels(draw, options)) for name, draw in (("normal", normal),
+                                                                                     ("outliers", outliers))])
+    if not (options.gpt and options.text):
+        parser.error("--gpt and --text are required without --gpu")
     studies = [("normal", study(drawn(normal, options))), ("outliers", study(drawn(outliers, options))),
                ("trained", study(trained(options.gpt, options.text)))]
     table(studies)

@@ -111,8 +111,8 @@ typedef struct attn_sm90_spans {
 #define ATTN_SM90_KEY_SPANS(len_kv) (((len_kv) + ATTN_SM90_SPAN_ROWS - 1) / ATTN_SM90_SPAN_ROWS * ATTN_SM90_SPAN_ROWS)
 #define ATTN_SM90_KEY_SPAN_BYTES(len_kv) \
     (8 * ATTN_SM90_KEY_SPANS(len_kv) + 16 * (ATTN_SM90_KEY_SPANS(len_kv) / ATTN_SM90_SPAN_KEYS)) /* of a plane */
-#define ATTN_SM90_SPAN_ROOM 464   /* more that a SPANS variant tells of work items */
-#define ATTN_SM90_SPAN_SAVED 1024 /* that others have to align shared memory, which begins aligned */
+#define ATTN_SM90_SPAN_ROOM 464 /* more that a SPANS variant tells of work items */
+#define ATTN_SM90_ALIGNING 1024 /* for aligning shared memory; as it begins aligned, some variants go without */
 
 /* shape.o_wide: there is an o_map.
  * shape.partial_o and partial_lse: not NULL where Q tiles are split: where splits > 1, and all of them where o is
@@ -217,6 +217,11 @@ typedef struct attn_sm90_repack_params {
 #define ATTN_SM90_GROUP_TILES(keys) ((ATTN_SM90_GROUP_KEYS + (keys) / 2) / (keys))
 #define ATTN_SM90_KEPT_BYTES(rows, dim_v) (4 * (rows) * (dim_v))
 
+/* More than 64 dims and two warpgroups: P of a tile is in shared memory, which leaves none for aligning it. */
+#define ATTN_SM90_STORES_P(bytes, dim_v, rows) (ATTN_SM90_GROUPED(bytes, dim_v) && (dim_v) > 64 && (rows) > 128)
+#define ATTN_SM90_P_BYTES(bytes, dim_v, rows, keys) \
+    (ATTN_SM90_STORES_P(bytes, dim_v, rows) ? (rows) * (keys)-ATTN_SM90_ALIGNING : 0)
+
 /* In a stage, rows of ones follow the transposed rows of V: P times these is its row sum. A product's columns come in
  * eights, so there are 8 such rows. */
 #define ATTN_SM90_ONES 8
@@ -265,7 +270,7 @@ typedef struct attn_sm90_repack_params {
      (ATTN_SM90_GROUPED(bytes, dim_v)                                                                        \
           ? ATTN_SM90_KEPT_BYTES(rows, dim_v)                                                                \
           : 128 * (rows)*ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages, others)) + \
-     2048 + (others))
+     ATTN_SM90_P_BYTES(bytes, dim_v, rows, keys) + 2048 + (others))
 
 /* Of a KV tile's intervals, where the variant takes them: two pairs of words a key. */
 #define ATTN_SM90_INTERVALS(keys) (16 * (keys))

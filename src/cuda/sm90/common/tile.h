@@ -118,4 +118,12 @@ template <int dtype, int width = 128> DEVICE void load_fragment(u32 *fragment, u
     }
 }
 
+/* The k-th step of such a fragment, to where load_fragment finds it. */
+template <int width = 128> DEVICE void store_fragment(const u32 *fragment, u32 tile, u32 panel, int k)
+{
+    constexpr int steps = width / 32;
+    u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16, piece = k % steps * 2 + lane / 16;
+    stmatrix_x4(tile + k / steps * panel + row * width + ((piece ^ swizzle_of_row<width>(row)) << 4), fragment);
+}
+
 #endif

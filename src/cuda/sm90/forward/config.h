@@ -73,6 +73,8 @@ struct config {
 
     /* Others: KV tiles share a max and a sum of the tensor cores; O of those before is in shared memory (grouped.h). */
     static constexpr bool grouped = ATTN_SM90_GROUPED(bytes, dim_v);
+    /* P goes to its product through shared memory: three warpgroups have no registers for it beside O. */
+    static constexpr bool stores_p = ATTN_SM90_STORES_P(bytes, dim_v, rows);
     static constexpr int ones = grouped ? ATTN_SM90_ONES : 0; /* rows below V, so that O has columns of row sums */
 
     /* Ping-pong warpgroups wait for turns to issue products. */
@@ -85,7 +87,7 @@ struct config {
     /* First dims of Q that registers have room for. */
     static constexpr int held_of_128 = gathers ? 32 : 128;
     static constexpr int held_in_slices = transposed ? (dim_v == 192 ? 192 : 64) : dim_v == 192 ? 96 : 0;
-    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v > 64 && !block_scales ? 128 : 0;
+    static constexpr int held_of_bytes = sliced ? held_in_slices : dim_v > 64 && !block_scales && !stores_p ? 128 : 0;
     static constexpr int held = one_byte ? held_of_bytes : pingpong && dim_v == 128 ? held_of_128 : 0;
 
     /* A stage has more than operands, by which scores are changed or masked: it is read after its products. */
@@ -125,6 +127,8 @@ struct config {
     /* Transposed here: a panel is a step of PV. */
     using transposed_v_tile =
         shared_tile<dtype, dim_v + ones, keys, K_MAJOR, transposed ? ATTN_SM90_WIDTH(keys, 1) : 32>;
+    using p_tile = shared_tile<dtype, 64, keys, K_MAJOR, ATTN_SM90_WIDTH(keys, 1)>; /* of a warpgroup */
+    static constexpr int p_bytes = stores_p ? consumers * p_tile::bytes : 0;
     using v_tile = choice<one_byte, transposed_v_tile, loaded_v_tile>::type;
     static constexpr int raw_bytes = transposes ? ATTN_SM90_RAW_BYTES(keys, dim_v) : 0;
     /* Of a KV tile's intervals, in each stage. */
@@ -144,7 +148,7 @@ struct config {
         : grouped ? ATTN_SM90_PANELS(dim_v) /* where O of groups is, too */
                   : ATTN_SM90_OUTPUT_PANELS(bytes, dim, dim_v, rows, keys, stages, q_stages,
                                             raw_bytes + interval_bytes * stages + span_bytes * q_stages + span_room -
-                                                (spans ? ATTN_SM90_SPAN_SAVED : 0));
+                                                (spans ? ATTN_SM90_ALIGNING : 0));
     static constexpr int o_bytes =
         grouped ? ATTN_SM90_KEPT_BYTES(rows, dim_v) / (4 * consumers) : o_panels * o_panel::bytes; /* of a warp */
     static constexpr bool o_by_tma = o_panels > 0 && dim_v > 64;

@@ -14,6 +14,9 @@
  *
  * Nobody waits for a turn: warpgroups that run as they can are faster.
  *
+ * stores_p: three warpgroups have no registers for P beside O, so PV reads it in shared memory. A warp's part of the
+ * product reads the rows that this warp stored, and no others.
+ *
  * softmax.row_max and row_sum are of the groups before; row_max is the greatest of their maxima, minus 8, in log2
  * units.
  *
@@ -146,12 +149,44 @@ DEVICE void keep_group(const shared *s, consumer *c, grouped_fragments *f)
 
 /* ---- what PINGPONG asks ------------------------------------------------------------------------- */
 
+/* Where the warpgroup's P is. */
+DEVICE u32 p_address(const shared *s, const consumer *c)
+{
+    return s->p + c->warpgroup * config::p_tile::bytes;
+}
+
+/* P for PV: packed, in registers or in shared memory. */
+DEVICE void pack_p(const shared *s, const consumer *c, grouped_fragments *f)
+{
+    if constexpr (config::stores_p) {
+#pragma unroll
+        for (int i = 0; i < config::keys / config::step; i++) {
+            u32 words[4];
+            pack_step(f, i, words);
+            store_fragment<config::p_tile::width>(words, p_address(s, c), config::p_tile::panel_bytes, i);
+        }
+    } else
+        pack_some(f, 0, config::keys / config::step);
+}
+
+/* From here on PV may read it. */
+DEVICE void hand_over_p(grouped_fragments *f)
+{
+    if constexpr (config::stores_p)
+        fence_async(), __syncwarp();
+    else
+        pin_words(f->p, config::keys / 8);
+}
+
 /* O += P V of the tile at v, asynchronously. */
-DEVICE void issue_group_pv(grouped_fragments *f, u32 v)
+DEVICE void issue_group_pv(const shared *s, const consumer *c, grouped_fragments *f, u32 v)
 {
 #pragma unroll
     for (int i = 0; i < config::keys / config::step; i++)
-        multiply_registers<config::dtype, config::v_tile>(f->o, f->p + 4 * i, v, i, 1);
+        if constexpr (config::stores_p)
+            multiply_shared<config::dtype, config::p_tile, config::v_tile>(f->o, p_address(s, c), v, i, 1);
+        else
+            multiply_registers<config::dtype, config::v_tile>(f->o, f->p + 4 * i, v, i, 1);
     wgmma_commit();
 }
 
@@ -188,10 +223,10 @@ DEVICE void softmax_in_group(const attn_sm90_params *p, const shared *s, consume
     if (config::looks_ahead) look_ahead(s, c, f);
     if (!first) wait_for_pv(s, f, stage);
     exponentiate_some(f, &scale, f->offset, 0, SCORES);
-    pack_some(f, 0, config::keys / 32);
+    pack_p(s, c, f);
     if (!first) rescale_group(f);
     pin_floats(f->o, O_FLOATS); /* here, beside exponentials: not behind a branch, or between products */
-    pin_words(f->p, config::keys / 8);
+    hand_over_p(f);
     if (!first && f->begins) keep_group(s, c, f);
 }
 
@@ -202,7 +237,7 @@ DEVICE void iterate(const attn_sm90_params *p, const shared *s, consumer *c, gro
     wait_for_operands<false>(s, c, f, next);
     wgmma_fence();
     issue_scores<config::k_tile>(s, c, f, f->s, next_k(s, f, next));
-    issue_group_pv(f, v_in_hand(s, c, f));
+    issue_group_pv(s, c, f, v_in_hand(s, c, f));
     int stage = c->kv.index;
     advance(&c->kv, config::stages);
     c->key0 -= config::keys;
@@ -225,7 +260,7 @@ DEVICE void epilogue(const attn_sm90_params *p, const shared *s, consumer *c, gr
 {
     wait_for_operands<true>(s, c, f, c->kv);
     wgmma_fence();
-    issue_group_pv(f, v_in_hand(s, c, f));
+    issue_group_pv(s, c, f, v_in_hand(s, c, f));
     wait_for_pv(s, f, c->kv.index);
     group_factors by = add_group_sums(&c->m, f, f->offset);
     row_results results = finish_scaled(p, s, c);

@@ -22,7 +22,7 @@ struct score_scale {
 /* What a warpgroup has in registers. */
 struct one_byte_fragments {
     float s[SCORES], o[(config::dim_v + config::ones) / 2] = {};
-    u32 p[config::keys / 8 + 1], q[config::held / 8 + 1];
+    u32 p[config::stores_p ? 1 : config::keys / 8 + 1], q[config::held / 8 + 1];
     float sum[4];          /* if not config::grouped: of P of the tile in S */
     score_scale scale;     /* BLOCK_SCALES: of the tile in S */
     bool k_there, v_there; /* config::looks_ahead: the next K, and the V of the tile in S, have been seen */
@@ -147,17 +147,22 @@ DEVICE void exponentiate_some(one_byte_fragments *f, const score_scale *scale, c
     }
 }
 
-/* P becomes wgmma's operand, of 32 keys at a time, from those numbered `from` to before `to`: four words, each of a
- * thread's columns of 16 (transpose.h). */
+/* P of the i-th 32 keys becomes wgmma's operand: four words, each of a thread's columns of 16 (transpose.h). */
+DEVICE void pack_step(const one_byte_fragments *f, int i, u32 words[4])
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float *x = f->s + 16 * i + j / 2 * 8 + j % 2 * 2;
+        words[j] = pack_e4m3(x[0], x[1], x[4], x[5]);
+    }
+}
+
+/* The same of several, from those numbered `from` to before `to`. */
 DEVICE void pack_some(one_byte_fragments *f, int from, int to)
 {
 #pragma unroll
     for (int i = from; i < to; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float *x = f->s + 16 * i + j / 2 * 8 + j % 2 * 2;
-            f->p[4 * i + j] = pack_e4m3(x[0], x[1], x[4], x[5]);
-        }
+        pack_step(f, i, f->p + 4 * i);
 }
 
 /* ---- scales of blocks -------------------------------------------------------------------------- */

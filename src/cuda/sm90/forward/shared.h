@@ -94,10 +94,10 @@ struct storage : order_ring, transpose_members, stage_scales {
 enum { STORAGE_ROOM = 1024 + config::span_room }; /* that ATTN_SM90_SMEM has for it */
 static_assert(sizeof(storage) <= STORAGE_ROOM, "storage fits its room");
 
-/* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, output, storage; and storage. Behind it
+/* Shared addresses of Q tiles, stages of KV tiles, values to be transposed, P, output, storage; and storage. Behind it
  * lie the intervals of the stages of K, or the spans of the stages of Q. */
 struct shared {
-    u32 q, kv, raw, o, at;
+    u32 q, kv, raw, p, o, at;
     storage *store;
 };
 
@@ -106,12 +106,12 @@ struct shared {
 
 DEVICE shared shared_layout(unsigned char *memory)
 {
-    EXPECT(!config::spans || shared_address(memory) % 1024 == 0); /* ATTN_SM90_SPAN_SAVED */
+    EXPECT(!(config::spans || config::stores_p) || shared_address(memory) % 1024 == 0); /* ATTN_SM90_ALIGNING */
     u32 base = (shared_address(memory) + 1023) & ~1023u, q = base, kv = q + config::q_stages * config::q_tile::bytes;
     u32 raw = kv + config::stages * config::stage_bytes;
-    u32 o = raw + config::raw_bytes;
+    u32 p = raw + config::raw_bytes, o = p + config::p_bytes;
     u32 at = o + 4 * config::consumers * config::o_bytes;
-    return { q, kv, raw, o, at, (storage *)(memory + (at - shared_address(memory))) };
+    return { q, kv, raw, p, o, at, (storage *)(memory + (at - shared_address(memory))) };
 }
 
 DEVICE void init_stage(u32 full, u32 empty, int arrivals, int consumers = config::consumers)

@@ -114,10 +114,9 @@ enum { ATTN_SM90_TAKES_CONTIGUOUS = 0, ATTN_SM90_TAKES_PAGED = 0, ATTN_SM90_TAKE
 #define ATTN_SM90_UNORDERED(mask_) (ATTN_SM90_HAS_SPANS(mask_) ? (unsigned)ATTN_DETERMINISTIC : 0)
 
 /* Bytes of the stages' intervals, or spans, where the row's mask has them. */
-#define ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_)                        \
-    (ATTN_SM90_HAS_SPANS(mask_)                                                                   \
-         ? (q_stages_)*ATTN_SM90_SPAN_BYTES(q_tile_) + ATTN_SM90_SPAN_ROOM - ATTN_SM90_SPAN_SAVED \
-     : ATTN_SM90_##mask_ & ATTN_INTERVALS ? (stages_)*ATTN_SM90_INTERVALS(kv_tile_)               \
+#define ATTN_SM90_MASK_BYTES(mask_, q_tile_, kv_tile_, stages_, q_stages_)                                             \
+    (ATTN_SM90_HAS_SPANS(mask_) ? (q_stages_)*ATTN_SM90_SPAN_BYTES(q_tile_) + ATTN_SM90_SPAN_ROOM - ATTN_SM90_ALIGNING \
+     : ATTN_SM90_##mask_ & ATTN_INTERVALS ? (stages_)*ATTN_SM90_INTERVALS(kv_tile_)                                    \
                                           : 0)
 
 /* What budget.txt says of a row's unit. */
