@@ -68,6 +68,9 @@ class View:
 
     def _from_cuda(self, source, interface):
         dtype = np.dtype(interface["typestr"])
+        own = getattr(source, "dtype", None)
+        if dtype.kind == "V" and isinstance(own, np.dtype):  # typestr has no name for types of ml_dtypes
+            dtype = own
         shape = tuple(interface["shape"])
         steps = interface.get("strides")
         strides = packed(shape) if steps is None else _elements(steps, dtype.itemsize)
