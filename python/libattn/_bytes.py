@@ -6,7 +6,7 @@ import math
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from . import _c, _options, _tensor
-from ._problem import SCALES, as_table, same_device
+from ._problem import SCALES, as_table
 from ._tensor import layout, see
 
 
@@ -31,15 +31,13 @@ class Quantized(NamedTuple):
 
 
 def as_scale(value: Any, name: str, like: Any, device: Optional[int], stream: Optional[int] = None) -> Any:
-    """A scale on the device of q, which is seen as `like`: a float32 tensor where it lies, with any strides; a number
-    as a new one; on the CPU also lists and arrays of other numbers, converted."""
+    """A scale for q, which is seen as `like`: a float32 tensor where it lies, with any strides; a number as a new one;
+    on the CPU also lists and arrays of other numbers, converted."""
     if _options.NUMBER.takes(value):
         return _tensor.full(like, (1,), "float32", name, _float32(name, value))[1]
     if _tensor.is_tensor(value):
         seen = see(value, name, stream)
-        is_at = layout(seen, name)
-        if is_at.dtype == "float32":
-            same_device(name, is_at.device, device)
+        if layout(seen, name).dtype == "float32":
             return seen
     return as_table(value, name, "float32", device, stream)
 
@@ -98,8 +96,8 @@ def given(q: Any, k: Any, v: Any, scales: Tuple[Any, ...], longest: Optional[Tup
 def _scale_of(name: str, x: Quantized, longest: Optional[int]) -> Any:
     """Its scale, of as many blocks as the call's sequences have: quantize may have been told of longer ones."""
     if name == "v" and x.rows not in (None, 0, 1):
-        raise _c.InvalidError(f"v was quantised with scales for blocks of {x.rows} rows; it takes the granularity tensor, "
-                              "head, channel or token")
+        raise _c.InvalidError(f"v was quantised with scales for blocks of {x.rows} rows; it takes the granularity "
+                              "tensor, head, channel or token")
     shape = layout(see(x.data, name), name).shape
     if not x.rows or len(shape) != (4 if longest is None else 3):
         return x.scale

@@ -91,8 +91,8 @@ def most_keys(keys: int) -> int:
 
 def planned_keys(direction, tensors, static, arrays, varlen, blocks) -> int:
     """Keys of a plan that serves this call and others with fewer or more keys; 0: its plan is for these tensors alone.
-    The descriptor holds a bias's strides along keys, and how scales lie. A kernel or strategy by name is for the problem
-    that its caller sees. What does not fit together is refused when these tensors are planned."""
+    The descriptor holds a bias's strides along keys, and scales' layouts. A kernel or strategy by name is for the
+    problem that its caller sees. What does not fit together is refused when these tensors are planned."""
     q, k, v = (shape_of(tensors[name]) for name in ("q", "k", "v"))
     if direction == _c.BACKWARD or varlen or blocks or static[10] or static[11] or not (
             _LAID_OUT.isdisjoint(arrays) and len(q) == len(k) == len(v) == 4 and q[1] <= FEW_ROWS

@@ -73,7 +73,7 @@ cupy.cuda = types.SimpleNamespace(get_current_stream=Stream, ExternalStream=Stre
 sys.modules["cupy"] = cupy
 
 import libattn  # noqa: E402
-from libattn import _problem  # noqa: E402
+from libattn import _problem, _run  # noqa: E402
 
 random = np.random.default_rng(5)
 
@@ -170,8 +170,6 @@ def in_a_thread():
 def growing():
     """A cache as torch.cat makes it, head by head: the decode kernel's plan serves lengths up to the next rounded one,
     at other strides. A bias has strides along keys: each length has a plan of its own."""
-    from libattn import _run
-
     for more, plans in (({}, 2), ({"lens_kv": [60, 9]}, 2), ({"softcap": 2.0, "bias": True}, 4)):
         libattn.clear_plans()
         for keys in (66, 67, 80, 81):
@@ -385,8 +383,25 @@ def of_bytes():
             both(host, scale=scale, k_scale=np.broadcast_to(positive(1), (2, 2)), v_scale=positive(2, 200, 2) / 64, **q)
             if q:
                 both(host, scale=scale, out_dtype="float16")
+    libattn.clear_plans()
+    for width in (80, 72, 65):  # bytes from row to row: no plan serves two of them
+        host = tensors(2, np.float16, np.int8)
+        raw = [np.zeros(2 * 200 * 2 * width + 16, np.int8) for _ in range(2)]
+        for name, buffer in zip("kv", raw):
+            wide = buffer[-buffer.ctypes.data % 16:][:2 * 200 * 2 * width].reshape(2, 200, 2, width)[..., :64]
+            wide[:] = host[name]
+            host[name] = wide
+        found = libattn.attention(Array(host["q"]), Array(host["k"]), Array(host["v"]), scale=2e-3)
+        done()
+        close(found.a / 127, libattn.attention(**host, scale=2e-3) / 127, 2e-2)
+    made = [plan.grows for plan in _run._plans.values() if plan.plan.info["isa"].startswith("sm_")]
+    assert made == [True] + 4 * [False]  # a decode kernel reads whole words of the first alone
     if len(kinds) > 1:
+        host = tensors(130, *kinds[1][:2])
         given = up(host)
+        bias = np.zeros(130 * 200 + 8, np.float16)
+        bias = bias[-bias.ctypes.data % 16 // 2 + 1:][:130 * 200].reshape(1, 1, 130, 200)
+        assert "addresses of 2 bytes" in libattn.plan(**given, bias=Array(bias)).explain()
         o = libattn.attention(**given, out_dtype="float8_e4m3fn", o_scale=0.01)
         done()
         wanted = libattn.attention(**host, out_dtype="float8_e4m3fn", o_scale=0.01)
@@ -452,7 +467,7 @@ def mistakes():
     refuses("q is Raw", lambda: libattn.attention_with_kvcache(**raw, stream=0), TypeError)
 
 
-for test in (attention, plans, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging, quantising,
-             of_bytes, mistakes):
+for test in (attention, plans, in_a_thread, growing, caches, one_stretch_for_each, masks, cascades, faults, merging,
+             quantising, of_bytes, mistakes):
     test()
     print(test.__name__, "passed", flush=True)
