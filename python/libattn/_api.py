@@ -40,9 +40,25 @@ _OPTIONS = """
         dropout_p      0 <= p < 1, applied as round(256 p) / 256; seed (64 bits) and seed_offset (32 bits): numbers, or
                        arrays of one 64-bit integer that the run reads
 
+    Tensors of one byte, forward only. q, k and v are float8_e4m3fn, of torch or ml_dtypes; or k and v are that or int8,
+    beside a q of float32, float16 or bfloat16. An element's value is what is stored, times its scale. q, k and v may
+    also be what quantize returned, without scales beside them: these are taken from there. Where the mean of k was
+    subtracted and q was quantised with k_mean, lse is that of k with its mean.
+
+        q_scale        float32: a number, (heads), (batch, heads), (batch, rows, heads), or as quantize returns it
+                       (batch, blocks, heads, dim); 1 in place of any of these: one for all. heads: heads_q or heads_kv;
+                       blocks: of 64, 128 or single rows, counted from the first row of each sequence; dim: 1.
+                       None: 1. On a GPU a tensor of it lies there, with any strides; a number does everywhere
+        k_scale        likewise; heads: heads_kv. v_scale: likewise; blocks: of single rows; dim: dim_v, one for each
+                       channel, where there is one block
+        out_dtype      of o: "float32", "float16", "bfloat16" or "float8_e4m3fn"; None: q's, but bfloat16 where that
+                       has one byte. A GPU stores other types than q's and float32 where q is float8_e4m3fn
+        o_scale        one number, for an out_dtype of "float8_e4m3fn": o / o_scale is stored, what exceeds 448 as 448;
+                       None: 1
+
     Execution.
 
-        out_f32        the result is float32 whatever q is
+        out_f32        the result is float32 whatever q is, as out_dtype="float32" has it
         deterministic  the same bits from run to run and for any number of threads
         threads        0: one for each processor the caller may use (CPU)
         isa            "auto", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon" (CPU)
@@ -208,15 +224,15 @@ def attention(
     """Exact attention, o = softmax(scale q k^T + bias | mask) v, in O(len) memory.
 
         q    (batch, len_q, heads_q, dim), float32, float16 or bfloat16; on the CPU float64 too, by the reference (slow;
-             to check gradients with): then lse, alibi and sink are float64
+             to check gradients with): then lse, alibi and sink are float64. Of one byte: below
         k    (batch, len_kv, heads_kv, dim); heads_q is a multiple of heads_kv: query head i reads KV head
              i / (heads_q / heads_kv)
         v    (batch, len_kv, heads_kv, dim_v)
         out  the array that the result is written into, but for rows beyond lens_q; None: a new one
 
-    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype, 0 in rows beyond lens_q; with return_lse (o,
-    lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials, -inf
-    in rows beyond lens_q.
+    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype (or out_dtype), 0 in rows beyond lens_q; with
+    return_lse (o, lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of
+    exponentials, -inf in rows beyond lens_q.
 
         >>> import numpy, libattn
         >>> q = k = v = numpy.random.randn(1, 1024, 8, 64).astype("float32")
@@ -368,7 +384,7 @@ def plan(
 ) -> Plan:
     """The plan by which attention (or, with backward, attention_backward) of such tensors is computed.
 
-        q, k, v   tensors, or their shapes; v: None is as k
+        q, k, v   tensors, what quantize returned, or shapes; v: None is as k
         dtype     of shapes: "float32" (None), "float16", "bfloat16", "float64" or "float8_e4m3fn"; kv_dtype: of those
                   of k and v (None: dtype), also "int8"
         device    of shapes: "cpu" (None) or "cuda"

@@ -11,7 +11,7 @@ from ._tensor import layout, see
 
 
 class Quantized(NamedTuple):
-    """What quantize returns: x is data * scale, in the rows that a scale is of."""
+    """What quantize returns: x is data * scale, in the rows that a scale is of. attention takes it as q, k or v."""
 
     #: Of x's shape, float8_e4m3fn or int8.
     data: Any

@@ -37,8 +37,8 @@ _ROTARY = """
                        a tree of drafts, whose siblings stand at one position; None: its index in its sequence
 """
 _SCALES = """
-        k_scale        of a cache of float8_e4m3fn or int8, on the CPU, and v_scale: float32, what the cache's elements
-                       are multiplied by: a number, (heads_kv), (batch, heads_kv), 1 in place of either, or one for
+        k_scale        of a cache of float8_e4m3fn or int8, and v_scale: float32, what the cache's elements are
+                       multiplied by: a number, (heads_kv), (batch, heads_kv), 1 in place of either, or one for
                        each slot and head, (pages or batch, slots, heads_kv); None: 1. Of new tokens x / scale is
                        stored, to nearest even; what exceeds the type becomes its greatest number. They are turned
                        first, in float, and rounded once. New tokens of the cache's own type are stored as they are

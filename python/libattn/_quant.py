@@ -42,8 +42,8 @@ def quantize(
                        the greatest power of two that divides dim; a number: of so many elements (16 to 512)
         seed           of the signs: the same for q and k
         subtract_mean  of k: the mean over each sequence's rows is removed, and returned. Attention's o does not change
-                       by it, its lse does: correct_lse
-        k_mean         of q: the mean that quantize(k, subtract_mean=True) returned; gives dot, which correct_lse takes
+                       by it, its lse does: libattn.attention(q8, k8, v8) corrects it; by hand, correct_lse does
+        k_mean         of q: the mean that quantize(k, subtract_mean=True) returned; gives dot, which the lse then needs
         cu_lens        (sequences + 1) int32: starts of packed sequences, then the end; max_len: rows of the longest one
                        (None: found in cu_lens; CPU only)
         threads        0: one for each processor the caller may use (CPU)
@@ -56,6 +56,7 @@ def quantize(
         >>> k8 = libattn.quantize(k, hadamard=True, subtract_mean=True)
         >>> q8 = libattn.quantize(q, hadamard=True, k_mean=k8.mean)
         >>> v8 = libattn.quantize(v, granularity="channel")
+        >>> o = libattn.attention(q8, k8, v8)
     """
     _options.check_all(("granularity", "block_rows", "scale_heads", "hadamard", "subtract_mean", "max_len", "threads"),
                        (granularity, block_rows, scale_heads, hadamard, subtract_mean, max_len, threads))

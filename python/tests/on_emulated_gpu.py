@@ -396,6 +396,14 @@ def of_bytes():
         close(found.a / 127, libattn.attention(**host, scale=2e-3) / 127, 2e-2)
     made = [plan.grows for plan in _run._plans.values() if plan.plan.info["isa"].startswith("sm_")]
     assert made == [True] + 4 * [False]  # a decode kernel reads whole words of the first alone
+    host = problem(rotary_dim=0)
+    for name in ("k_cache", "v_cache"):
+        host[name] = (host[name] * 30).astype(np.int8)
+    gpu = up(host)
+    o = libattn.attention_with_kvcache(**gpu, k_scale=0.05, v_scale=0.02)
+    done()
+    close(o.a, libattn.attention_with_kvcache(**host, k_scale=0.05, v_scale=0.02), 2e-3)
+    assert np.array_equal(gpu["k_cache"].a, host["k_cache"])
     if len(kinds) > 1:
         host = tensors(130, *kinds[1][:2])
         given = up(host)

@@ -330,7 +330,8 @@ def test_plans():
     said = libattn.plan(normal(*q.shape), k8, v8).explain()
     assert "k_scale per 64 rows" in said and "v_scale per row" in said
     for wrong, match in (({"kv_dtype": "int4"}, "kv_dtype is 'int4'; it takes float32"),
-                         ({"dtype": "int8"}, "q is int8; it takes"), ({"kv_dtype": "float16"}, "k is float16, where it")):
+                         ({"dtype": "int8"}, "q is int8; it takes"),
+                         ({"kv_dtype": "float16"}, "k is float16, where it takes float32")):
         with pytest.raises(libattn.InvalidError, match=match):
             libattn.plan(q.shape, k.shape, **wrong)
     with pytest.raises(libattn.InvalidError, match="kv_dtype is 'int8', beside tensors"):
@@ -409,7 +410,7 @@ def test_mistakes_with_quantized():
             ("q_scale is given beside q as quantize returned it", plain, {"q_scale": 1.0}),
             ("k_scale is given beside k", plain, {"k_scale": k8.scale}),
             ("v_scale is given beside v", plain, {"v_scale": 2}),
-            (r"return_lse is True, and k was .* quantize\(q, k_mean=k.mean\)", (plain[0], k8, v8), {"return_lse": True}),
+            (r"return_lse is True, .* quantize\(q, k_mean=k.mean\)", (plain[0], k8, v8), {"return_lse": True}),
             ("return_lse is True, and k was", (q, k8, v8), {"return_lse": True}),
             (r"q was quantised with k_mean, but k has its mean", (q8, *plain[1:]), {}),
             (r"q was quantised with k_mean, but k has its mean", (q8, k8.data, v8), {"k_scale": k8.scale}),
@@ -434,7 +435,7 @@ def test_there_is_no_backward():
     q, k, v = problem(E4M3, E4M3)
     o, lse = libattn.attention(q, k, v, return_lse=True)
     for call in (lambda: libattn.attention_backward(o, q, k, v, o, lse), lambda: libattn.plan(q, k, v, backward=True)):
-        with pytest.raises(libattn.UnsupportedError, match="k is float8_e4m3fn: attention to tensors of one byte has no"):
+        with pytest.raises(libattn.UnsupportedError, match="k is float8_e4m3fn: attention .* has no backward"):
             call()
     with pytest.raises(libattn.UnsupportedError, match="k is what quantize returned: .* no backward"):
         libattn.attention_backward(o, q, libattn.quantize(normal(*k.shape)), v, o, lse)
@@ -449,7 +450,7 @@ def test_ranks_do_not_take_bytes():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         q = torch.randn(1, 9, 2, 16).to(torch.float8_e4m3fn)
-        with torch.autocast("cpu", torch.bfloat16), pytest.raises(libattn.InvalidError, match="q is torch.float8_e4m3fn"):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(libattn.InvalidError, match="q is torch.float8"):
             la.context_parallel_attention(q, q, q)
     finally:
         dist.destroy_process_group()
@@ -469,7 +470,7 @@ def test_autograd_does_not_take_bytes():
              lambda: libattn.attention(q, k, v, k_scale=scale)),
             ("q is torch.float8_e4m3fn; libattn.torch takes .* libattn.attention", lambda: la.attention(q, k, v)),
             ("k is torch.float8_e4m3fn; libattn.torch takes .*", lambda: la.attention(wide, k, v)),
-            ("k is torch.int8; libattn.torch takes", lambda: la.attention(wide, k.view(torch.int8), v.view(torch.int8))),
+            ("k is torch.int8; libattn.torch takes", lambda: la.attention(wide, k.view(torch.int8), v)),
             ("q is torch.float8_e4m3fn; libattn.torch takes", lambda: la.attention_varlen(
                 q[0], k[0], v[0], torch.tensor([0, 9]).int(), torch.tensor([0, 9]).int(), 9, 9)),
             ("q is torch.float8_e4m3fn; libattn.torch takes", lambda: torch.ops.libattn.forward(q, k, v)),
