@@ -193,14 +193,16 @@ def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
 
 
 def _given(q, k, v, q_scale, k_scale, v_scale, o_scale, longest, return_lse, softcap, bias, alibi,
-           sink) -> _bytes.Given:
-    """q, k and v as tensors, scales, and what the lse lacks; nothing of them wants a gradient."""
-    given = _bytes.Given(q, k, v, {}, None)
+           sink) -> Tuple[Any, Any, Any, Dict[str, Any], Any]:
+    """What _bytes.Given lists; nothing of it wants a gradient."""
+    scales: Dict[str, Any] = {}
+    dot = None
     if not q_scale is k_scale is v_scale is o_scale is None or Quantized in (type(q), type(k), type(v)):
-        given = _bytes.given(q, k, v, (q_scale, k_scale, v_scale, o_scale), longest, return_lse, softcap, sink)
-    if given.scales or type(given.q) is not np.ndarray:
-        _no_grad(q=given.q, k=given.k, v=given.v, bias=bias, alibi=alibi, sink=sink, **given.scales)
-    return given
+        q, k, v, scales, dot = _bytes.given(q, k, v, (q_scale, k_scale, v_scale, o_scale), longest, return_lse, softcap,
+                                            sink)
+    if scales or type(q) is not np.ndarray:
+        _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink, **scales)
+    return q, k, v, scales, dot
 
 
 def _corrected(lse: Any, dot: Any, q: Any, scale: Optional[float], stream: Any) -> Any:
@@ -251,7 +253,8 @@ def attention(
     tables: Dict[str, Any] = {}
     if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
         tables = _tables(q, k, None, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
-    tables.update(scales)
+    if scales:
+        tables.update(scales)
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, None, _size(blocks),
                        {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
                        seed_offset, stream)

@@ -6,7 +6,7 @@ import math
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from . import _c, _options, _tensor
-from ._problem import SCALES, as_table
+from ._problem import SCALES, as_table, same_device
 from ._tensor import layout, see
 
 
@@ -146,10 +146,12 @@ def _check_means(made: Dict[str, Quantized], return_lse: bool, softcap: Any, sin
 
 
 def _check_dot(dot: Any, q: Any) -> None:
-    shape = layout(see(q, "q"), "q").shape
+    of_dot, of_q = layout(see(dot, "q.dot"), "q.dot"), layout(see(q, "q"), "q")
+    shape = of_q.shape
     wanted = (shape[1], shape[0]) if len(shape) == 3 else (shape[0], shape[2], shape[1]) if len(shape) == 4 else None
-    if wanted is not None and tuple(dot.shape) != wanted:
-        raise _c.InvalidError(f"q.dot has shape {tuple(dot.shape)}; it takes {wanted}, as the lse of q has it")
+    if wanted is not None and of_dot.shape != wanted:  # other shapes of q are refused with the others
+        raise _c.InvalidError(f"q.dot has shape {of_dot.shape}; it takes {wanted}, as the lse of q has it")
+    same_device("q.dot", of_dot.device, of_q.device)
 
 
 # ---- the lse of keys without their mean ----------------------------------------------------------

@@ -20,6 +20,7 @@ from . import (_c, _options, _parallel, _tensor, _torch_dtensor, _torch_masks, _
                masks)
 from . import _torch_vmap  # noqa: F401 - its rules
 from ._api import Window
+from ._bytes import Quantized
 from ._problem import Blocks
 from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
@@ -67,7 +68,8 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
     if type(tensor) is not Tensor or type(q) is not Tensor:
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+            hint = ": libattn.attention takes what quantize returned" if isinstance(tensor, Quantized) else ""
+            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor{hint}")
         _torch_dtensor.check_beside(tensor, name, q, other)
         if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
                 type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):

@@ -421,6 +421,10 @@ def of_bytes():
         raw["q"].dtype = given["q"].dtype
         refuses("k_scale: no library is known to make it on the GPU", lambda: libattn.attention(
             **raw, k_scale=1.0, stream=0), TypeError)
+        of_q = libattn.quantize(Array(normal(2, 130, 4, 64)), k_mean=Array(np.ones((2, 2, 64), np.float32)))
+        of_k = libattn.quantize(Array(normal(2, 200, 2, 64)), subtract_mean=True)
+        refuses("q.dot is on the CPU, q on GPU 0", lambda: libattn.attention(
+            of_q._replace(dot=of_q.dot.a), of_k, of_k.data, return_lse=True))
         for stream in ({}, {"stream": 0}):
             k8 = libattn.quantize(Array(normal(2, 200, 2, 64) + 1), hadamard=True, subtract_mean=True)
             q8 = libattn.quantize(Array(normal(2, 130, 4, 64)), hadamard=True, k_mean=k8.mean)

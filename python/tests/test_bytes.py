@@ -481,6 +481,9 @@ def test_autograd_does_not_take_bytes():
         with torch.autocast("cpu", torch.bfloat16), pytest.raises(
                 (libattn.InvalidError, libattn.UnsupportedError), match=match):
             call()
+    x8 = libattn.quantize(wide)
+    with pytest.raises(TypeError, match="q is Quantized; .* libattn.attention takes what quantize returned"):
+        la.attention(x8, x8, x8)
     with torch.no_grad():
         libattn.attention(wide.clone().requires_grad_(), k, v, k_scale=scale)
     nested = torch.nested.nested_tensor([q[0].view(torch.int8)], layout=torch.jagged).transpose(1, 2)
