@@ -6,7 +6,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _options, _problem, _run, _tensor, masks
+from . import _bytes, _c, _options, _problem, _run, _tensor, masks
+from ._bytes import Quantized
 from ._problem import Blocks, Plan
 
 _WANT = (("o",), ("o", "lse"))
@@ -39,9 +40,25 @@ _OPTIONS = """
         dropout_p      0 <= p < 1, applied as round(256 p) / 256; seed (64 bits) and seed_offset (32 bits): numbers, or
                        arrays of one 64-bit integer that the run reads
 
+    Tensors of one byte, forward only. q, k and v are float8_e4m3fn, of torch or ml_dtypes; or k and v are that or int8,
+    beside a q of float32, float16 or bfloat16. An element's value is what is stored, times its scale. q, k and v may
+    also be what quantize returned, without scales beside them: these are taken from there. Where the mean of k was
+    subtracted and q was quantised with k_mean, lse is that of k with its mean.
+
+        q_scale        float32: a number, (heads), (batch, heads), (batch, rows, heads), or as quantize returns it
+                       (batch, blocks, heads, dim); 1 in place of any of these: one for all. heads: heads_q or heads_kv;
+                       blocks: of 64, 128 or single rows, counted from the first row of each sequence; dim: 1.
+                       None: 1. On a GPU a tensor of it lies there, with any strides; a number does everywhere
+        k_scale        likewise; heads: heads_kv. v_scale: likewise; blocks: of single rows; dim: dim_v, one for each
+                       channel, where there is one block
+        out_dtype      of o: "float32", "float16", "bfloat16" or "float8_e4m3fn"; None: q's, but bfloat16 where that
+                       has one byte. A GPU stores other types than q's and float32 where q is float8_e4m3fn
+        o_scale        one number, for an out_dtype of "float8_e4m3fn": o / o_scale is stored, what exceeds 448 as 448;
+                       None: 1
+
     Execution.
 
-        out_f32        the result is float32 whatever q is
+        out_f32        the result is float32 whatever q is, as out_dtype="float32" has it
         deterministic  the same bits from run to run and for any number of threads
         threads        0: one for each processor the caller may use (CPU)
         isa            "auto", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon" (CPU)
@@ -77,10 +94,17 @@ def _no_grad(**tensors: Any) -> None:
         if tensor is not None and type(tensor) is not np.ndarray and _tensor.is_torch(tensor) and tensor.requires_grad:
             import torch
 
-            if torch.is_grad_enabled():
-                raise _c.InvalidError(f"{name} requires grad, and this function has no autograd: "
-                                      "attention and merge_states of libattn.torch have; or call it under "
-                                      "torch.no_grad()")
+            if not torch.is_grad_enabled():
+                return
+            if any(_dtype_of(given) in _c.BYTE_DTYPES for given in tensors.values()):
+                raise _c.InvalidError(f"{name} requires grad, and attention to tensors of one byte has no backward: "
+                                      "call it under torch.no_grad()")
+            raise _c.InvalidError(f"{name} requires grad, and this function has no autograd: attention and "
+                                  "merge_states of libattn.torch have; or call it under torch.no_grad()")
+
+
+def _dtype_of(tensor: Any) -> str:
+    return str(getattr(tensor, "dtype", "")).rsplit(".", 1)[-1]
 
 
 def _tables(q, k, starts, longest, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias,
@@ -168,6 +192,27 @@ def _size(blocks: Optional[Blocks]) -> Optional[Tuple[int, int]]:
                                         _options.integer("blocks.keys", blocks.keys))
 
 
+def _given(q, k, v, q_scale, k_scale, v_scale, o_scale, longest, return_lse, softcap, bias, alibi,
+           sink) -> Tuple[Any, Any, Any, Dict[str, Any], Any]:
+    """What _bytes.Given lists; nothing of it wants a gradient."""
+    scales: Dict[str, Any] = {}
+    dot = None
+    if not q_scale is k_scale is v_scale is o_scale is None or Quantized in (type(q), type(k), type(v)):
+        q, k, v, scales, dot = _bytes.given(q, k, v, (q_scale, k_scale, v_scale, o_scale), longest, return_lse, softcap,
+                                            sink)
+    if scales or type(q) is not np.ndarray:
+        _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink, **scales)
+    return q, k, v, scales, dot
+
+
+def _corrected(lse: Any, dot: Any, q: Any, scale: Optional[float], stream: Any) -> Any:
+    """correct_lse on the stream of the run that gave lse."""
+    handle = None if stream is None else _tensor.stream_handle(stream)
+    seen = _tensor.see(q, "q", handle)
+    dim = _tensor.layout(seen, "q").shape[-1]
+    return _run.placed(seen, q, handle, [lse, dot], lambda *_: _bytes.correct_lse(lse, dot, dim=dim, scale=scale))
+
+
 def attention(
     q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, chunk: Optional[int] = None,
     prefix: Any = None, lens_q: Any = None, lens_kv: Any = None, mask: Any = None, bits: Any = None,
@@ -175,20 +220,21 @@ def attention(
     softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
     seed: Any = 0, seed_offset: Any = 0, out: Any = None, return_lse: bool = False, out_f32: bool = False,
     deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None,
-    strategy: Optional[str] = None, stream: Any = None,
+    strategy: Optional[str] = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    out_dtype: Optional[str] = None, o_scale: Any = None, stream: Any = None,
 ) -> Any:
     """Exact attention, o = softmax(scale q k^T + bias | mask) v, in O(len) memory.
 
         q    (batch, len_q, heads_q, dim), float32, float16 or bfloat16; on the CPU float64 too, by the reference (slow;
-             to check gradients with): then lse, alibi and sink are float64
+             to check gradients with): then lse, alibi and sink are float64. Of one byte: below
         k    (batch, len_kv, heads_kv, dim); heads_q is a multiple of heads_kv: query head i reads KV head
              i / (heads_q / heads_kv)
         v    (batch, len_kv, heads_kv, dim_v)
         out  the array that the result is written into, but for rows beyond lens_q; None: a new one
 
-    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype, 0 in rows beyond lens_q; with return_lse (o,
-    lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of exponentials, -inf
-    in rows beyond lens_q.
+    Returns o, (batch, len_q, heads_q, dim_v), of q's library and dtype (or out_dtype), 0 in rows beyond lens_q; with
+    return_lse (o, lse), where lse, (batch, heads_q, len_q) float32, is the natural logarithm of each row's sum of
+    exponentials, -inf in rows beyond lens_q.
 
         >>> import numpy, libattn
         >>> q = k = v = numpy.random.randn(1, 1024, 8, 64).astype("float32")
@@ -197,19 +243,23 @@ def attention(
 
     Source: FlashAttention (arXiv 2205.14135); every option is one of attn.h.
     """
-    if type(q) is not np.ndarray:
-        _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
+    q, k, v, scales, dot = _given(q, k, v, q_scale, k_scale, v_scale, o_scale, None, return_lse, softcap, bias, alibi,
+                                  sink)
     if not mask is bias is None:
         causal, window, chunk, prefix, mask, intervals, bias = _named(
             q, k, None, None, causal, window, chunk, prefix, mask, intervals, bias)
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
-              kernel, strategy)
+              kernel, strategy, out_dtype)
     tables: Dict[str, Any] = {}
     if not lens_q is lens_kv is prefix is mask is bits is intervals is blocks is alibi is bias is sink is None:
         tables = _tables(q, k, None, None, lens_q, lens_kv, prefix, mask, bits, intervals, blocks, alibi, bias, sink)
+    if scales:
+        tables.update(scales)
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, None, _size(blocks),
                        {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
                        seed_offset, stream)
+    if dot is not None:
+        results["lse"] = _corrected(results["lse"], dot, q, scale, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
 
 
@@ -221,7 +271,8 @@ def attention_varlen(
     softcap: Optional[float] = None, alibi: Any = None, bias: Any = None, sink: Any = None, dropout_p: float = 0.0,
     seed: Any = 0, seed_offset: Any = 0, out: Any = None, return_lse: bool = False, out_f32: bool = False,
     deterministic: bool = False, threads: int = 0, isa: str = "auto", kernel: Optional[str] = None,
-    strategy: Optional[str] = None, stream: Any = None,
+    strategy: Optional[str] = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    out_dtype: Optional[str] = None, o_scale: Any = None, stream: Any = None,
 ) -> Any:
     """Exact attention over sequences of different lengths, packed one after another without padding.
 
@@ -233,18 +284,20 @@ def attention_varlen(
     Returns o, (total_q, heads_q, dim_v), and with return_lse lse, (heads_q, total_q). In the options len_q and len_kv
     are max_len_q and max_len_kv.
     """
-    if type(q) is not np.ndarray:
-        _no_grad(q=q, k=k, v=v, bias=bias, alibi=alibi, sink=sink)
-    tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables, longest = _varlen(cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    q, k, v, scales, dot = _given(q, k, v, q_scale, k_scale, v_scale, o_scale, longest, return_lse, softcap, bias,
+                                  alibi, sink)
     causal, window, chunk, prefix, mask, intervals, bias = _named(
         q, k, tables.get("cu_lens_q"), longest, causal, window, chunk, prefix, mask, intervals, bias)
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
-              kernel, strategy)
+              kernel, strategy, out_dtype)
     tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
-                          blocks, alibi, bias, sink))
+                          blocks, alibi, bias, sink), **scales)
     results = _run.run(_c.FORWARD, {"q": q, "k": k, "v": v}, static, tables, longest, _size(blocks),
                        {} if out is None else {"o": out}, _WANT[_options.flag("return_lse", return_lse)], seed,
                        seed_offset, stream)
+    if dot is not None:
+        results["lse"] = _corrected(results["lse"], dot, q, scale, stream)
     return (results["o"], results["lse"]) if return_lse else results["o"]
 
 
@@ -260,7 +313,7 @@ def _longest(table: Any, name: str) -> int:
     return int(np.diff(starts.astype(np.int64)).max(initial=0))
 
 
-def _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, Any], Optional[Tuple[int, int]]]:
+def _varlen(cu_lens_q, cu_lens_kv, max_len_q, max_len_kv) -> Tuple[Dict[str, Any], Optional[Tuple[int, int]]]:
     """cu_lens as tables, and the longest sequence's rows and keys; {} and None without."""
     if (cu_lens_q is None) != (cu_lens_kv is None):
         raise _c.InvalidError("cu_lens_q and cu_lens_kv belong together; one is missing")
@@ -293,11 +346,15 @@ def attention_backward(
 
     Returns Gradients(q, k, v, bias, alibi, sink).
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, Quantized):
+            raise _c.UnsupportedError(f"{name} is what quantize returned: attention to tensors of one byte has no "
+                                      "backward")
     tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "grad_o": grad_o}
     if grad_lse is not None:
         tensors["grad_lse"] = grad_lse
     _no_grad(**tensors, bias=bias, alibi=alibi, sink=sink)
-    tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    tables, longest = _varlen(cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
     causal, window, chunk, prefix, mask, intervals, bias = _named(
         q, k, tables.get("cu_lens_q"), longest, causal, window, chunk, prefix, mask, intervals, bias)
     static = (causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic, threads, isa,
@@ -317,42 +374,50 @@ def attention_backward(
 
 
 def plan(
-    q: Any, k: Any, v: Any = None, *, dtype: Optional[str] = None, device: Any = None, backward: bool = False,
+    q: Any, k: Any, v: Any = None, *, dtype: Optional[str] = None, kv_dtype: Optional[str] = None, device: Any = None,
+    backward: bool = False,
     cu_lens_q: Any = None, cu_lens_kv: Any = None, max_len_q: Optional[int] = None, max_len_kv: Optional[int] = None,
     causal: bool = False, window: Window = None, chunk: Optional[int] = None, prefix: Any = None, lens_q: Any = None,
     lens_kv: Any = None, mask: Any = None, bits: Any = None, intervals: Any = None, blocks: Optional[Blocks] = None,
     scale: Optional[float] = None, softcap: Optional[float] = None, alibi: Any = None, bias: Any = None,
     sink: Any = None, dropout_p: float = 0.0, out_f32: bool = False, deterministic: bool = False, threads: int = 0,
-    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, alignment: Optional[int] = None,
+    isa: str = "auto", kernel: Optional[str] = None, strategy: Optional[str] = None, q_scale: Any = None,
+    k_scale: Any = None, v_scale: Any = None, out_dtype: Optional[str] = None, o_scale: Any = None,
+    alignment: Optional[int] = None,
 ) -> Plan:
     """The plan by which attention (or, with backward, attention_backward) of such tensors is computed.
 
-        q, k, v   tensors, or their shapes; v: None is as k
-        dtype     of shapes: "float32" (None), "float16", "bfloat16" or "float64"
+        q, k, v   tensors, what quantize returned, or shapes; v: None is as k
+        dtype     of shapes: "float32" (None), "float16", "bfloat16", "float64" or "float8_e4m3fn"; kv_dtype: of those
+                  of k and v (None: dtype), also "int8"
         device    of shapes: "cpu" (None) or "cuda"
         alignment of shapes, on a GPU: bytes that their addresses are to be multiples of: 1, 2, 4, 8 or 16 (None)
 
         >>> print(libattn.plan((1, 4096, 32, 128), (1, 4096, 8, 128), causal=True).explain())
     """
     v = k if v is None else v
-    for name, given in (("dtype", dtype), ("device", device), ("alignment", alignment)):
+    tables, longest = _varlen(cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
+    q, k, v, scales, _ = _bytes.given(q, k, v, (q_scale, k_scale, v_scale, o_scale), longest, False, softcap, sink)
+    for name, given in (("dtype", dtype), ("kv_dtype", kv_dtype), ("device", device), ("alignment", alignment)):
         if given is not None and not any(isinstance(tensor, (tuple, list)) for tensor in (q, k, v)):
             raise _c.InvalidError(f"{name} is {given!r}, beside tensors, which have their own: it belongs to shapes")
     dtype = "float32" if dtype is None else _options.check("dtype", dtype)
-    if dtype not in _c.DTYPES:
-        raise _c.InvalidError(f"dtype is {dtype!r}; it takes {', '.join(_c.DTYPES)}")
+    kv_dtype = dtype if kv_dtype is None else _options.check("kv_dtype", kv_dtype)
+    for name, given in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+        if given not in _c.ANY_DTYPES:
+            raise _c.InvalidError(f"{name} is {given!r}; it takes {', '.join(_c.ANY_DTYPES)}")
     if _options.check("alignment", alignment) not in (None, 1, 2, 4, 8, 16):
         raise _c.InvalidError(f"alignment is {alignment}; it takes 1, 2, 4, 8 or 16")
     layouts, inputs = {}, {}
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (tuple, list)):
             shape = tuple(_options.integer(f"{name}'s shape", n) for n in tensor)
-            layouts[name] = _tensor.Layout(dtype, shape, _tensor.packed(shape), _device_index(device), False)
+            layouts[name] = _tensor.Layout(dtype if name == "q" else kv_dtype, shape, _tensor.packed(shape),
+                                           _device_index(device), False)
         else:
             inputs[name] = _tensor.see(tensor, name)
             layouts[name] = _tensor.layout(inputs[name], name)
     on = layouts["q"].device
-    tables, longest = _varlen(q, cu_lens_q, cu_lens_kv, max_len_q, max_len_kv)
     causal, window, chunk, prefix, mask, intervals, bias = _named(
         q, k, tables.get("cu_lens_q"), longest, causal, window, chunk, prefix, mask, intervals, bias)
     tables.update(_tables(q, k, tables.get("cu_lens_q"), longest, lens_q, lens_kv, prefix, mask, bits, intervals,
@@ -362,8 +427,9 @@ def plan(
         kind = _problem.table_dtype(name, layouts["q"].dtype)
         inputs[name] = _problem.see_bias(value, name) if name == "bias" else _problem.as_table(value, name, kind, on)
         arrays[name] = _tensor.layout(inputs[name], name)
+    arrays.update((name, _bytes.scale_at(scale, name, on)) for name, scale in scales.items())
     static = _problem.Static(causal, _options.window(window), chunk, scale, softcap, dropout_p, out_f32, deterministic,
-                         threads, isa, kernel, strategy)
+                         threads, isa, kernel, strategy, out_dtype)
     _options.check_all(static._fields, static)
     if on is not None:
         from . import _gpu

@@ -16,6 +16,7 @@ _four = _i64 * 4
 
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3, "float64": 4}
 BYTE_DTYPES = {"float8_e4m3fn": 5, "int8": 7}
+ANY_DTYPES = {**DTYPES, **BYTE_DTYPES}
 CPU, CUDA = 0, 1
 FORWARD, BACKWARD = 0, 1
 ISAS = {"auto": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512bf16": 4, "amx": 5, "neon": 6}

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _c, _kv_plans, _kv_run, _options, _problem, _run, _tensor, masks
 from ._api import Window, _longest, _no_grad, _pack
+from ._bytes import as_scale
 from ._kv_plans import More, Prepared
 from ._problem import address_of, as_table, same_device, shape_is, shape_of
 from ._run import layouts
@@ -36,8 +37,8 @@ _ROTARY = """
                        a tree of drafts, whose siblings stand at one position; None: its index in its sequence
 """
 _SCALES = """
-        k_scale        of a cache of float8_e4m3fn or int8, on the CPU, and v_scale: float32, what the cache's elements
-                       are multiplied by: a number, (heads_kv), (batch, heads_kv), 1 in place of either, or one for
+        k_scale        of a cache of float8_e4m3fn or int8, and v_scale: float32, what the cache's elements are
+                       multiplied by: a number, (heads_kv), (batch, heads_kv), 1 in place of either, or one for
                        each slot and head, (pages or batch, slots, heads_kv); None: 1. Of new tokens x / scale is
                        stored, to nearest even; what exceeds the type becomes its greatest number. They are turned
                        first, in float, and rounded once. New tokens of the cache's own type are stored as they are
@@ -311,9 +312,7 @@ class _Call:
             raise _c.InvalidError(f"{name} is None: with token_scales it is an array of slots, which is written")
         if self.found:
             return writable(value, name, self.handle)
-        if _tensor.is_tensor(value) and len(shape_of(see(value, name, self.handle))) == 3:
-            return see(value, name, self.handle)  # where it lies: there is one for each slot
-        return as_table(value, name, "float32", self.device, self.handle)
+        return as_scale(value, name, self.like, self.device, self.handle)
 
     def _rows(self, cu_name):
         """batch, and new rows of each sequence, where they are not packed."""

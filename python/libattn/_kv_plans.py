@@ -54,7 +54,8 @@ class Layouts(NamedTuple):
             other = "k_cache"
             if of_bytes and name in ("q", "k", "v") and (name == "v" or tensor.dtype not in _c.BYTE_DTYPES):
                 other = "k" if name == "v" else "q" if "q" in at else name
-            _problem.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other, name != "q")
+            _problem.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other,
+                                  () if name == "q" else tuple(_c.BYTE_DTYPES))
         _problem.check_rows(at["k_cache"], at["v_cache"], "k_cache", "v_cache")
         shape = self.tables["page_table"].shape
         if len(shape) != 2 or shape[0] != self.batch:
@@ -81,13 +82,12 @@ class Layouts(NamedTuple):
         if len(at.shape) == 3 or self.found:
             shape_is(name, at.shape, cache.shape[:-1])
             return 1, (*at.strides, 0)
-        shape = (1,) * (2 - len(at.shape)) + tuple(at.shape)
         heads = cache.shape[-2]
-        if len(shape) > 2 or shape[0] not in (1, self.batch) or shape[1] not in (1, heads):
+        shape, strides = _problem.scale_layout(at)
+        if len(at.shape) > 2 or shape[0] not in (1, self.batch) or shape[2] not in (1, heads):
             raise _c.InvalidError(f"{name} has shape {at.shape}; it takes a number, ({heads},), ({self.batch}, "
                                   f"{heads}) or {cache.shape[:-1]}")
-        of_sequence, of_head = (0,) * (2 - len(at.shape)) + tuple(at.strides)
-        return 0, (of_sequence if shape[0] > 1 else 0, 0, of_head if shape[1] > 1 else 0, 0)
+        return 0, strides
 
 
 def most_keys(width: int, size: int, limit: Optional[int]) -> int:
@@ -121,9 +121,8 @@ class PagedProblem(_problem.Problem):
         desc.batch, desc.table_width = table.shape
         desc.pages, desc.page_size = k.shape[:2]
         desc.len_kv = self.keys
-        desc.kv_dtype = _c.BYTE_DTYPES.get(k.dtype, 0)
         desc.flags |= _c.SCALES_KV * bool(self.scales)
-        _set_scales(desc, self.scales)
+        _problem.set_scales(desc, self.scales)
         if self.varlen is None:
             desc.len_q = q.shape[1]
         else:
@@ -188,7 +187,7 @@ def plan_append(call: Layouts) -> Prepared:
                                   "equal")
     pages, size, heads, dim = at["k_cache"].shape
     desc = _c.KvDesc(
-        op=_c.KV_APPEND, dtype={**_c.DTYPES, **_c.BYTE_DTYPES}[k.dtype],
+        op=_c.KV_APPEND, dtype=_c.ANY_DTYPES[k.dtype],
         device=_c.CPU if k.device is None else _c.CUDA, pages=pages, page_size=size, heads_kv=heads, dim_qk=dim,
         dim_v=v.shape[-1], tokens=int(np.prod(k.shape[:-2])), batch=call.batch,
         table_width=call.tables["page_table"].shape[1], threads=_options.integer("threads", call.threads, 31))
@@ -219,14 +218,8 @@ def _quantise(call: Layouts, desc: _c.KvDesc) -> bool:
     if rows == cache or not strides:
         return False
     desc.flags |= _c.KV_SCALES | _c.KV_TOKEN_SCALES * call.found
-    _set_scales(desc, strides)
+    _problem.set_scales(desc, strides)
     return True
-
-
-def _set_scales(desc: Any, scales: Dict[str, Tuple[int, Tuple[int, ...]]]) -> None:
-    for name, (rows, strides) in scales.items():
-        setattr(desc, name + "_rows", rows)
-        getattr(desc, name + "_stride")[:] = strides
 
 
 def _turn(call: Layouts, desc: _c.KvDesc) -> None:

@@ -47,7 +47,7 @@ KINDS: Dict[str, Kind] = {
     **dict.fromkeys(("scale", "softcap", "visible_share"), NUMBER.or_none()),
     "window": Kind((tuple, list, type(None)), "(left, right), two integers or None"),
     **dict.fromkeys(("isa", "granularity", "layout", "schedule", "transport"), TEXT),
-    **dict.fromkeys(("kernel", "strategy", "dtype", "fallback"), TEXT.or_none()),
+    **dict.fromkeys(("kernel", "strategy", "dtype", "kv_dtype", "out_dtype", "fallback"), TEXT.or_none()),
     "path": Kind((str, os.PathLike, type(None)), "a path or a name, or None"),
 }
 

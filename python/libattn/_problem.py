@@ -43,6 +43,7 @@ class Static(NamedTuple):
     isa: str = "auto"
     kernel: Optional[str] = None
     strategy: Optional[str] = None
+    out_dtype: Optional[str] = None
 
 
 class Handle(_c.Shared):
@@ -118,6 +119,9 @@ class Prepared(NamedTuple):
     def dtype_of(self, output: str) -> str:
         return self.dtype if output in _OF_DTYPE else self.floats
 
+
+SCALES = ("q_scale", "k_scale", "v_scale", "o_scale")  # fields of attn_args
+OUT_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
 
 _EMPTY = (ctypes.c_char * 64)()  # where tensors without elements are said to lie
 _NOWHERE = ctypes.addressof(_EMPTY)
@@ -249,14 +253,14 @@ _integer, _number = _options.integer, _options.number
 
 
 def check_tensor(name: str, tensor: Layout, like: Layout, wanted: Optional[str], other: str = "q",
-                 takes_bytes: bool = False) -> None:
+                 of_bytes: Tuple[str, ...] = ()) -> None:
     """Raises unless the tensor has the dimensions that `wanted` lists, the type and device of `like`, which is the
-    argument `other`, and heads and dim. takes_bytes: types of one byte are allowed."""
+    argument `other`, and heads and dim. of_bytes: the types of one byte that are allowed."""
     if wanted is not None and len(tensor.shape) != wanted.count(",") + 1:
         raise _c.InvalidError(f"{name} has shape {tensor.shape}; it takes {wanted}")
-    if tensor.dtype not in _c.DTYPES and not (takes_bytes and tensor.dtype in _c.BYTE_DTYPES):
+    if tensor.dtype not in _c.DTYPES and tensor.dtype not in of_bytes:
         raise _c.InvalidError(f"{name} is {tensor.dtype}; it takes float32, float16 or bfloat16, on the CPU float64"
-                              + " too, or float8_e4m3fn or int8" * takes_bytes)
+                              + (" too, or " + " or ".join(of_bytes) if of_bytes else ""))
     if tensor.dtype != like.dtype:
         raise _c.InvalidError(f"{name} is {tensor.dtype}, where it takes {like.dtype}, as {other} is")
     same_device(name, tensor.device, like.device, other)
@@ -269,6 +273,31 @@ def check_rows(k: Layout, v: Layout, name_k: str, name_v: str) -> None:
     if k.shape[:-1] != v.shape[:-1]:
         raise _c.InvalidError(f"{name_k} has shape {k.shape} and {name_v} {v.shape}: all but their last dimensions must "
                               "be equal")
+
+
+# ---- scales --------------------------------------------------------------------------------------
+
+
+def scale_layout(at: Layout) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """Shape and strides of a scale as (sequence, block, head, dim): a number has no dimensions, or one element; (head),
+    (sequence, head) and (sequence, row, head) say which they are. Strides along extents of 1 are 0: one for all."""
+    has = {0: "", 1: "h", 2: "sh", 3: "sbh"}.get(len(at.shape), "sbhd")
+    shape, strides = dict(zip(has, at.shape)), dict(zip(has, at.strides))
+    return (tuple(shape.get(axis, 1) for axis in "sbhd"),
+            tuple(strides[axis] if shape.get(axis, 1) != 1 else 0 for axis in "sbhd"))
+
+
+def set_scales(desc: Any, scales: Dict[str, Tuple[int, Tuple[int, ...]]]) -> None:
+    """Rows of a block and strides, by the names of the scales."""
+    for name, (rows, strides) in scales.items():
+        setattr(desc, name + "_rows", rows)
+        getattr(desc, name + "_stride")[:] = strides
+
+
+def _rows_of_blocks(name: str, rows: int) -> Dict[int, int]:
+    """Of each number of blocks that a sequence of that many rows may have: rows of a block, 0 for all."""
+    sizes = (1,) if name == "v_scale" else (1, 128, 64)
+    return {**{-(-rows // size): size for size in sizes}, 1: 0}
 
 
 class Problem:
@@ -285,13 +314,19 @@ class Problem:
         self._layouts()
         self._options()
         self._arrays()
+        self._scales()
 
     def _shapes(self):
         desc, tensors = self.desc, self.tensors
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         wanted = "(total rows, heads, dim)" if self.varlen else "(batch, rows, heads, dim)"
-        for name in ("q", "k", "v"):
-            check_tensor(name, tensors[name], q, wanted)
+        check_tensor("q", q, q, wanted, "q", ("float8_e4m3fn",))
+        narrower = k.dtype in _c.BYTE_DTYPES and q.dtype in ("float32", "float16", "bfloat16")
+        for name, other in (("k", "k" if narrower else "q"), ("v", "k" if narrower else "q")):
+            check_tensor(name, tensors[name], q._replace(dtype=tensors[other].dtype), wanted, other,
+                         tuple(_c.BYTE_DTYPES))
+        if self.direction == _c.BACKWARD and k.dtype in _c.BYTE_DTYPES:
+            raise _c.UnsupportedError(f"k is {k.dtype}: attention to tensors of one byte has no backward")
         check_rows(k, v, "k", "v")
         self._heads("k", "k and v")
         if self.varlen:
@@ -319,7 +354,8 @@ class Problem:
         if q.shape[-2] % k.shape[-2]:
             raise _c.InvalidError(f"q has {q.shape[-2]} heads, {both} {k.shape[-2]}: the first must be a multiple of "
                                   "the second")
-        desc.dtype = _c.DTYPES[q.dtype]
+        desc.dtype = _c.ANY_DTYPES[q.dtype]
+        desc.kv_dtype = _c.ANY_DTYPES[k.dtype] if k.dtype != q.dtype else 0
         desc.device = _c.CPU if q.device is None else _c.CUDA
         desc.heads_q, desc.dim_qk = q.shape[-2:]
         desc.heads_kv, desc.dim_v = v.shape[-2:]
@@ -329,7 +365,7 @@ class Problem:
     def _layouts(self):
         desc, static = self.desc, self.static
         q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
-        self.dtype = "float32" if static.out_f32 else q.dtype
+        self.dtype = self._out_dtype()
         self.floats = table_dtype("sink", q.dtype)
         shapes = {"o": self.o_shape, "grad_o": self.o_shape, "grad_q": q.shape, "grad_k": k.shape, "grad_v": v.shape}
         for name in ("q", "k", "v"):
@@ -347,6 +383,18 @@ class Problem:
             same_device(name, tensor.device, q.device)
             if not is_packed(tensor):
                 raise _c.InvalidError(f"{name} has strides {tensor.strides}; it takes a packed tensor")
+
+    def _out_dtype(self):
+        """The type of o, and of gradients."""
+        asked, q = self.static.out_dtype, self.tensors["q"]
+        if asked is None:
+            return "float32" if self.static.out_f32 else "bfloat16" if q.dtype in _c.BYTE_DTYPES else q.dtype
+        if asked not in OUT_DTYPES:
+            raise _c.InvalidError(f"out_dtype is {asked!r}; it takes {', '.join(OUT_DTYPES)}, or None")
+        if self.static.out_f32 and asked != "float32":
+            raise _c.InvalidError(f"out_dtype is {asked!r}, and out_f32 is True: they contradict each other")
+        self.desc.out_dtype = _c.ANY_DTYPES[asked]
+        return asked
 
     def _options(self):
         desc, static = self.desc, self.static
@@ -456,6 +504,48 @@ class Problem:
         if lead is None:
             raise _c.InvalidError("blocks has neither full nor partial ones: no key would be visible")
         desc.block_batch, desc.block_heads = lead
+
+    def _scales(self):
+        desc, arrays = self.desc, self.arrays
+        for name in SCALES:
+            if name in arrays:
+                typed(name, arrays[name], "float32")
+                same_device(name, arrays[name].device, self.tensors["q"].device)
+        for name, flag in (("q_scale", _c.SCALES_Q), ("k_scale", _c.SCALES_KV), ("v_scale", _c.SCALES_KV)):
+            if name in arrays:
+                desc.flags |= flag
+                set_scales(desc, {name: self._scale(name, arrays[name])})
+        if "o_scale" in arrays:
+            if self.dtype not in _c.BYTE_DTYPES:
+                raise _c.InvalidError(f"o_scale is given, where o is {self.dtype}: it goes with an out_dtype of "
+                                      "float8_e4m3fn")
+            if np.prod(arrays["o_scale"].shape) != 1:
+                raise _c.InvalidError(f"o_scale has shape {arrays['o_scale'].shape}; it takes one number")
+
+    def _scale(self, name, at):
+        """(rows of a block, strides)."""
+        desc, of = self.desc, self.tensors[name[0]]
+        if of.dtype not in _c.BYTE_DTYPES:
+            raise _c.InvalidError(f"{name} is given for {name[0]} of {of.dtype}; it goes with "
+                                  + ("float8_e4m3fn" if name == "q_scale" else "float8_e4m3fn and int8"))
+        rows = of.shape[0 if self.varlen else 1]
+        if self.varlen:
+            rows = min(rows, desc.len_q if name == "q_scale" else desc.len_kv)
+        blocks, heads = _rows_of_blocks(name, rows), dict.fromkeys((of.shape[-2], desc.heads_kv))
+        dims = (1, desc.dim_v) if name == "v_scale" else (1,)
+        shape, strides = scale_layout(at)
+        wrong = len(at.shape) > 4 or any(
+            n not in allowed for n, allowed in zip(shape, ((1, desc.batch), blocks, (1, *heads), dims)))
+        if wrong or (len(at.shape) == 3 and shape[1] != rows) or (shape[3] > 1 and blocks[shape[1]]):
+            few = " or ".join(map(str, heads))
+            raise _c.InvalidError(
+                f"{name} has shape {at.shape}; it takes a number, ({few},), ({desc.batch}, {few}), ({desc.batch}, "
+                f"{rows}, {few}) or (sequences, blocks, heads, dim), which is ({desc.batch}, "
+                f"{' or '.join(map(str, blocks))}, {few}, {' or '.join(map(str, dims))}); and 1 in place of any"
+                + ", but dim has scales of its own only where there is one block" * (name == "v_scale"))
+        if name == "q_scale" and shape[2] > 1:
+            desc.q_scale_heads = shape[2]
+        return blocks[shape[1]], strides
 
     def prepare(self, make: Callable[[_c.Desc], Any] = Plan) -> Prepared:
         plan = make(self.desc)

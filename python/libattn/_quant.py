@@ -2,29 +2,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from . import _c, _options, _run, _tensor
 from ._api import _longest, _no_grad
+from ._bytes import Quantized
 from ._problem import Handle, address_of, as_table, shape_is, strides_of
 from ._tensor import empty, layout, see, signature
 
 GRANULARITIES = ("tensor", "head", "channel", "block", "token")
-
-
-class Quantized(NamedTuple):
-    """What quantize returns: x is data * scale, in the rows that a scale is of."""
-
-    #: Of x's shape, float8_e4m3fn or int8.
-    data: Any
-    #: float32, (sequences, blocks, heads, dim) with an extent of 1 along each axis that has one scale for all.
-    scale: Any
-    #: float32, (sequences, heads, dim): what subtract_mean took away, else None.
-    mean: Any = None
-    #: float32, as an LSE: (batch, heads, rows) or packed (heads, rows): each row's product with k_mean, else None.
-    dot: Any = None
 
 
 def quantize(
@@ -54,8 +42,8 @@ def quantize(
                        the greatest power of two that divides dim; a number: of so many elements (16 to 512)
         seed           of the signs: the same for q and k
         subtract_mean  of k: the mean over each sequence's rows is removed, and returned. Attention's o does not change
-                       by it, its lse does: correct_lse
-        k_mean         of q: the mean that quantize(k, subtract_mean=True) returned; gives dot, which correct_lse takes
+                       by it, its lse does: libattn.attention(q8, k8, v8) corrects it; by hand, correct_lse does
+        k_mean         of q: the mean that quantize(k, subtract_mean=True) returned; gives dot, which the lse then needs
         cu_lens        (sequences + 1) int32: starts of packed sequences, then the end; max_len: rows of the longest one
                        (None: found in cu_lens; CPU only)
         threads        0: one for each processor the caller may use (CPU)
@@ -68,6 +56,7 @@ def quantize(
         >>> k8 = libattn.quantize(k, hadamard=True, subtract_mean=True)
         >>> q8 = libattn.quantize(q, hadamard=True, k_mean=k8.mean)
         >>> v8 = libattn.quantize(v, granularity="channel")
+        >>> o = libattn.attention(q8, k8, v8)
     """
     _options.check_all(("granularity", "block_rows", "scale_heads", "hadamard", "subtract_mean", "max_len", "threads"),
                        (granularity, block_rows, scale_heads, hadamard, subtract_mean, max_len, threads))
@@ -109,7 +98,7 @@ def _quantize(device, context, handle, seen, k_mean, cu_lens, options) -> Quanti
         (mean_seen if means is None else means, "mean"), (dot_seen, "dot"))]
     args = _c.QuantArgs(*given)
     _c.check(_c.quant_run(plan._handle, args, ctypes.sizeof(args), handle))
-    return Quantized(data, scale, mean, dot)
+    return Quantized(data, scale, mean, dot, desc.scale_rows, (desc.rotate, desc.seed) if desc.rotate else None)
 
 
 def _plan(x, shapes, dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, max_len, threads):
@@ -169,29 +158,3 @@ def _greatest_block(dim: int) -> int:
     if block < 16:
         raise _c.InvalidError(f"hadamard: dim is {dim}; it takes multiples of 16")
     return block
-
-
-def correct_lse(lse: Any, dot: Any, *, dim: Optional[int] = None, scale: Optional[float] = None,
-                softcap: Optional[float] = None, sink: Any = None) -> Any:
-    """The lse over all of k, where attention had k without its mean: lse + scale * dot.
-
-        lse    float32, as attention(return_lse=True) gives it
-        dot    of quantize(q, k_mean=...), of the same shape
-        scale  of the scores, as attention had it; None: 1 / sqrt(dim)
-        softcap, sink  as attention had them: with either, o is not what it would have been with k, and nothing
-               corrects it. They are refused
-
-    A row without keys keeps its lse of -inf.
-    """
-    _options.check_all(("dim", "scale", "softcap"), (dim, scale, softcap))
-    if softcap is not None or sink is not None:
-        name = "softcap" if softcap is not None else "sink"
-        raise _c.UnsupportedError(f"{name}: with keys whose mean was removed it gives another o, which nothing "
-                                  "corrects: quantise k with subtract_mean=False")
-    if scale is None:
-        if dim is None:
-            raise _c.InvalidError("scale and dim are both None: it takes one of them")
-        scale = _options.integer("dim", dim, 31, 1) ** -0.5
-    if tuple(lse.shape) != tuple(dot.shape):
-        raise _c.InvalidError(f"lse has shape {tuple(lse.shape)} and dot {tuple(dot.shape)}: they must be equal")
-    return lse + dot * _options.number("scale", scale)

@@ -12,8 +12,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 import numpy as np
 
 from . import _c, _options, _tensor
-from ._problem import (Prepared, Problem, Static, address_of, as_table, same_device, see_bias, shape_of, strides_of,
-                       table_dtype)
+from ._bytes import as_scale
+from ._problem import (SCALES, Prepared, Problem, Static, address_of, as_table, same_device, see_bias, shape_of,
+                       strides_of, table_dtype)
 from ._tensor import Layout, address, device_of, empty, layout, see, signature, writable
 
 LIMIT = 1024  # plans kept
@@ -46,7 +47,8 @@ _READ = {"q", "k", "v", "grad_o"}
 
 def read_at(places: Dict[str, int], dtype: str, bias_dtype: Optional[str]) -> List[int]:
     """Of the addresses of inputs, by name, those from which kernels of a GPU read 16 bytes at a time. dtype: of q."""
-    return [place for name, place in places.items() if name in _READ or (name == "bias" and bias_dtype == dtype)]
+    with_bias = bias_dtype == dtype or (dtype in _c.BYTE_DTYPES and bias_dtype in ("float16", "bfloat16"))
+    return [place for name, place in places.items() if name in _READ or (name == "bias" and with_bias)]
 
 
 def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, context, alignment=0) -> Prepared:
@@ -78,6 +80,7 @@ def prepared(direction, tensors, static, arrays, varlen, blocks, outputs, contex
 
 FEW_ROWS = 16  # of q, as in a step of decoding
 _KEYS_AXIS = {"intervals": 2, "bits": 3}  # tables that are laid out by len_kv
+_LAID_OUT = {"bias", *SCALES}  # those whose strides the descriptor holds
 
 
 def most_keys(keys: int) -> int:
@@ -88,11 +91,12 @@ def most_keys(keys: int) -> int:
 
 def planned_keys(direction, tensors, static, arrays, varlen, blocks) -> int:
     """Keys of a plan that serves this call and others with fewer or more keys; 0: its plan is for these tensors alone.
-    The descriptor holds a bias's strides along keys. A kernel or strategy by name is for the problem that its caller
-    sees. What does not fit together is refused when these tensors are planned."""
+    The descriptor holds a bias's strides along keys, and scales' layouts. A kernel or strategy by name is for the
+    problem that its caller sees. What does not fit together is refused when these tensors are planned."""
     q, k, v = (shape_of(tensors[name]) for name in ("q", "k", "v"))
-    if direction == _c.BACKWARD or varlen or blocks or "bias" in arrays or static[10] or static[11] or not (
-            len(q) == len(k) == len(v) == 4 and q[1] <= FEW_ROWS and 0 < k[1] == v[1] < 1 << 30):
+    if direction == _c.BACKWARD or varlen or blocks or static[10] or static[11] or not (
+            _LAID_OUT.isdisjoint(arrays) and len(q) == len(k) == len(v) == 4 and q[1] <= FEW_ROWS
+            and 0 < k[1] == v[1] < 1 << 30):
         return 0
     for name, wanted in (("intervals", k[1]), ("bits", (k[1] + 7) // 8)):
         if name in arrays and shape_of(arrays[name])[_KEYS_AXIS[name]:_KEYS_AXIS[name] + 1] != (wanted,):
@@ -104,7 +108,7 @@ def _but_length(seen: Any, axis: int, context: Optional[int]) -> tuple:
     """The signature without what differs from length to length. context: not None: GPU kernels read 16 bytes at a time
     where strides allow it."""
     dtype, shape, strides, *rest = signature(seen)
-    even = context is None or all(step % 8 == 0 for step in strides[:3])
+    even = () if context is None else tuple(all(step % n == 0 for step in strides[:3]) for n in (8, 16))
     return (dtype, *shape[:axis], *shape[axis + 1:], abs(strides[2]) < abs(strides[1]), strides[3], even, *rest)
 
 
@@ -229,6 +233,8 @@ def _run(direction, tensors, device, context, handle, static, tables, varlen, bl
         if name == "bias":
             arrays[name] = see_bias(value, name, handle)
             same_device(name, device_of(arrays[name]), device)
+        elif name in SCALES:
+            arrays[name] = as_scale(value, name, tensors["q"], device, handle)
         else:
             of = layout(tensors["q"], "q").dtype if name in ("alibi", "sink") else ""
             arrays[name] = as_table(value, name, table_dtype(name, of), device, handle)

@@ -68,6 +68,9 @@ class View:
 
     def _from_cuda(self, source, interface):
         dtype = np.dtype(interface["typestr"])
+        own = getattr(source, "dtype", None)
+        if dtype.kind == "V" and isinstance(own, np.dtype):  # typestr has no name for types of ml_dtypes
+            dtype = own
         shape = tuple(interface["shape"])
         steps = interface.get("strides")
         strides = packed(shape) if steps is None else _elements(steps, dtype.itemsize)
@@ -328,7 +331,11 @@ def _made(library: Any, shape: Tuple[int, ...], fill: Optional[float], **of: Any
 def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str, partly: bool) -> Any:
     """A new tensor of the library that `like` came from, on its device: (it, what see() says). partly: as in fill_of.
     """
-    fill = fill_of(name, partly)
+    return full(like, shape, dtype, name, fill_of(name, partly))
+
+
+def full(like: Any, shape: Tuple[int, ...], dtype: str, name: str, fill: Optional[float]) -> Any:
+    """Likewise, filled; None: with nothing."""
     if type(like) is np.ndarray:
         made = _made(np, shape, fill, dtype=like.dtype if dtype == like.dtype.name else numpy_dtype(dtype))
         return made, made
@@ -341,8 +348,8 @@ def empty(like: Any, shape: Tuple[int, ...], dtype: str, name: str, partly: bool
         return made, made
     cupy = cupy_of(like.source)
     if cupy is None:
-        raise TypeError(f"{name}: no library is known to make a GPU array for the result: {type(like.source).__name__} "
-                        "is neither torch's nor CuPy's; pass it")
+        raise TypeError(f"{name}: no library is known to make it on the GPU: {type(like.source).__name__} is neither "
+                        "torch's nor CuPy's; pass an array")
     made = _made(cupy, shape, fill, dtype=numpy_dtype(dtype))
     return made, View(made, name, None)
 

@@ -30,6 +30,25 @@ def has_values(tensor: Tensor) -> bool:
     return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
 
 
+_OF_BYTES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.itemsize == 1}
+
+
+def no_bytes(*tensors: Tuple[str, Tensor]) -> Optional[str]:
+    """Why operators with autograd do not take tensors of these names; None if they do. Autocast would make floats of
+    bytes, without their scales."""
+    for name, tensor in tensors:
+        if tensor.dtype in _OF_BYTES:
+            return (f"{name} is {tensor.dtype}; libattn.torch takes float32, float16, bfloat16 and float64. Tensors of "
+                    "one byte have no gradient: libattn.attention and attention_varlen take them, with their scales")
+    return None
+
+
+def refuse_bytes(*tensors: Tuple[str, Tensor]) -> None:
+    reason = no_bytes(*tensors)
+    if reason is not None:
+        raise _c.InvalidError(reason)
+
+
 def threads_of(threads: int, q: Tensor) -> int:
     """As many as torch uses, when it runs, unless the caller says a number; a GPU has none."""
     return threads or (torch.get_num_threads() if q.is_cpu else 0)
@@ -71,6 +90,7 @@ def _call(direction, given, options, want):
     results = again(*call)
     if results is not None:
         return results
+    refuse_bytes(*zip(_GIVEN[direction][:3], given))
     tensors = {name: tensor for name, tensor in zip(_GIVEN[direction], given) if tensor is not None}
     arrays = {name: array for name, array in zip(ARRAYS, options) if array is not None}
     seed, (max_lens, blocks, *rest, threads) = options[_TENSORS - 1], static

@@ -20,12 +20,13 @@ from . import (_c, _options, _parallel, _tensor, _torch_dtensor, _torch_masks, _
                masks)
 from . import _torch_vmap  # noqa: F401 - its rules
 from ._api import Window
+from ._bytes import Quantized
 from ._problem import Blocks
 from ._torch_dtensor import forward_of
 from ._torch_kv import append_kvcache, attention_cascade, attention_with_kvcache
 from ._torch_masks import from_block_mask, pack_mask
 from ._torch_merge import merge_states
-from ._torch_ops import ARRAYS, floats_of, has_values, rows_of, threads_of
+from ._torch_ops import ARRAYS, floats_of, has_values, no_bytes, refuse_bytes, rows_of, threads_of
 from ._torch_parallel import context_parallel_positions, context_parallel_shard, context_parallel_unshard
 from ._torch_step import step
 
@@ -67,7 +68,8 @@ def _beside(tensor: Any, name: str, q: Any, other: str = "q") -> Tensor:
     """The tensor, if it is torch's and where q is. other: what the caller calls q."""
     if type(tensor) is not Tensor or type(q) is not Tensor:
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor")
+            hint = ": libattn.attention takes what quantize returned" if isinstance(tensor, Quantized) else ""
+            raise TypeError(f"{name} is {type(tensor).__name__}; it takes a torch tensor{hint}")
         _torch_dtensor.check_beside(tensor, name, q, other)
         if not torch.compiler.is_compiling() and type(tensor) is not Tensor and not hasattr(
                 type(tensor), "__tensor_flatten__") and not isinstance(tensor, torch._subclasses.FakeTensor):
@@ -120,6 +122,7 @@ def _operator(q, k, v, cu_lens_q, cu_lens_kv, max_lens, causal, window, chunk, p
     if not torch.compiler.is_compiling():  # whose graphs check types themselves
         _options.check_all(_OPTIONS, (causal, window, chunk, scale, softcap, dropout_p, return_lse, out_f32,
                                       deterministic, threads, *(max_lens or ())))
+    refuse_bytes(("q", q), ("k", k), ("v", v))
     q, k, v = _autocast(q, k, v)
     if bias is not None and masks.is_causal_bias(bias):
         causal, window = masks.by_causal_bias(bias, q.shape[1], k.shape[1], causal, window, prefix,
@@ -312,6 +315,7 @@ def _of_rank(q, k, v, arrays, max_len_q, max_len_kv, alibi, sink, seed, causal, 
         longest = [int(arrays[name].diff().max()) if arrays[name].numel() > 1 else 0
                    for name in ("cu_lens_q", "cu_lens_kv")]
         max_lens = tuple(found if given is None else given for given, found in zip((max_len_q, max_len_kv), longest))
+    refuse_bytes(("q", q), ("k", k), ("v", v))
     q, k, v = _autocast(q, k, v)
     _check_over_ranks(q.dtype, q.is_cuda, chunk, dropout_p, arrays)
     drawn = _seed(dropout_p, seed, q.device)
@@ -399,7 +403,7 @@ def _nested_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enab
                               "takes others, too")
     if not _options.flag("enable_gqa", enable_gqa) and q.shape[1] != k.shape[1] != 1:
         raise _c.InvalidError(_HEADS.format(q.shape[1], k.shape[1]))
-    reason = _no_fast_kernel(_autocast(q, k, v)[0], v)
+    reason = no_bytes(*zip(("query", "key", "value"), (q, k, v))) or _no_fast_kernel(_autocast(q, k, v)[0], v)
     if reason is not None:
         return _leave(reason, fallback, 2, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     o = attention_varlen(*(rows_of(x) for x in (q, k, v)), *lens, causal=is_causal, scale=scale, dropout_p=dropout_p)
@@ -439,6 +443,9 @@ def scaled_dot_product_attention(
         _options.check_all(("dropout_p", "is_causal", "scale", "enable_gqa"), (dropout_p, is_causal, scale, enable_gqa))
     if is_causal and attn_mask is not None:
         raise _c.InvalidError("attn_mask and is_causal exclude each other")
+    reason = no_bytes(("query", query), ("key", key), ("value", value))
+    if reason is not None:
+        return _leave(reason, fallback, 1, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     q, k, v = _autocast(query, key, value)
     if 0 in (*q.shape[-3:-2], v.shape[-1]):
         # Without heads or dims of values the result has no elements; torch 2.11 divides by zero for it.

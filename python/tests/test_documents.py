@@ -1,4 +1,4 @@
-"""README.md and docs/PYTHON.md: their blocks of Python run, each document's from top to bottom in one namespace."""
+"""README.md, docs/PYTHON.md and docs/FP8.md: their blocks of Python run, each document's from top to bottom in one namespace."""
 import ast
 import pathlib
 import re
@@ -40,7 +40,7 @@ class Document:
             self.done += 1
 
 
-DOCUMENTS = [Document("README.md"), Document("docs/PYTHON.md")]
+DOCUMENTS = [Document("README.md"), Document("docs/PYTHON.md"), Document("docs/FP8.md")]
 
 
 @pytest.mark.parametrize("document, index", [

@@ -194,3 +194,49 @@ def test_quantize_in_a_graph():
         right = libattn.quantize(k.cpu(), hadamard=True, granularity="tensor")
         assert torch.equal(k8.data.view(torch.uint8).cpu(), right.data.view(torch.uint8))
         assert torch.equal(k8.scale.cpu(), right.scale)
+
+
+@pytest.mark.parametrize("rows", [2, 300])
+def test_bytes(rows):
+    """What quantize returns, bytes with scales of other forms, on another stream and in a graph: as on the CPU."""
+    q, k, v = tensors(rows=rows, keys=300, dtype=torch.bfloat16)
+    k8 = libattn.quantize(k + 1, hadamard=True, subtract_mean=True)
+    q8 = libattn.quantize(q, hadamard=True, k_mean=k8.mean)
+    v8 = libattn.quantize(v, granularity="channel")
+
+    def on_cpu(x):
+        if isinstance(x, libattn.Quantized):
+            return libattn.Quantized(*map(on_cpu, x))
+        return x.cpu() if isinstance(x, torch.Tensor) else x
+
+    def check(*given, **options):
+        o, lse = libattn.attention(*given, causal=True, return_lse=True, **options)
+        torch.cuda.synchronize()
+        options = {name: on_cpu(x) for name, x in options.items() if name != "stream"}
+        right, right_lse = libattn.attention(*map(on_cpu, given), causal=True, return_lse=True, **options)
+        assert o.is_cuda and o.dtype == right.dtype and lse.dtype == torch.float32
+        size = right.float().abs().max()
+        close(o.float() / size.cuda(), right.float() / size, 5e-2)
+        close(lse, right_lse)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    check(q8, k8, v8)
+    check(q8, k8, v8, stream=stream)
+    shared = torch.full((), 0.02, device="cuda").expand(2, 2)  # strides of 0, as others make q_descale
+    data = q8.data, k8.data, v8.data
+    check(*data, q_scale=shared, k_scale=k8.scale, v_scale=0.5, out_dtype="float16", stream=stream)
+    check(*data, q_scale=0.02, k_scale=0.02, out_dtype="float8_e4m3fn", o_scale=4.0)
+    k8, v8 = (libattn.quantize(x, "int8", granularity="token") for x in (k, v))
+    check(q, k8, v8)
+    check(q, k8.data, v8.data, k_scale=k8.scale[..., 0], v_scale=0.01)
+    wanted = libattn.attention(q, k8.data, v8.data, k_scale=0.02, v_scale=0.01)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = libattn.attention(q, k8.data, v8.data, k_scale=0.02, v_scale=0.01)
+    graph.replay()
+    close(o, wanted)
+    with pytest.raises(libattn.InvalidError, match="k_scale is on the CPU, q on GPU"):
+        libattn.attention(q, k8.data, v8.data, k_scale=torch.ones(2))
+    with pytest.raises(libattn.UnsupportedError, match="out_dtype = .* is computed on the CPU alone"):
+        libattn.attention(q, k8.data, v8.data, out_dtype="float16")

@@ -10,7 +10,7 @@ from libattn import _options, masks
 # What is no option: tensors, tables, and what says itself what it takes.
 ARRAYS = set("""q k v o lse grad_o grad_lse cu_lens cu_lens_q cu_lens_kv prefix lens_q lens_kv mask bits intervals blocks
     alibi bias sink seed seed_offset out out_lse stream k_cache v_cache cache_seqlens page_table rotary_cos rotary_sin
-    k_scale v_scale x k_mean dot group tensor rotary_positions position_q position_kv levels first_kv fault
+    q_scale k_scale v_scale o_scale x k_mean dot group tensor rotary_positions position_q position_kv levels first_kv fault
     device query key value attn_mask block_mask len_q len_kv""".split())
 
 
