@@ -176,7 +176,9 @@ def test_quantize_is_the_cpus_to_the_bit(options):
     of_q = libattn.quantize(q.cpu(), hadamard=True, k_mean=of_k.mean, **options)
     for found, right in ((k8, of_k), (q8, of_q)):
         assert torch.equal(found.data.view(torch.uint8).cpu(), right.data.view(torch.uint8))
-        assert all(a is b is None or torch.equal(a.cpu(), b) for a, b in zip(found[1:], right[1:]))
+        for a, b in zip((found.scale, found.mean, found.dot), (right.scale, right.mean, right.dot)):
+            assert a is b is None or torch.equal(a.cpu(), b)
+        assert (found.rows, found.rotation) == (right.rows, right.rotation)
     lse = torch.randn(2, 4, 130, device="cuda")
     close(libattn.correct_lse(lse, q8.dot, dim=128), libattn.correct_lse(lse.cpu(), of_q.dot, dim=128), 1e-6)
 
