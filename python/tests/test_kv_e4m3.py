@@ -199,11 +199,15 @@ def test_a_plan_holds_for_scales_of_its_layout_alone():
 
 
 def test_no_rows():
-    x = Bytes(3, packed=True)
+    x = Bytes(9, packed=True)
     x.q, x.tokens = x.q[:0], []
     x.p.packed = {"cu_lens_q": np.zeros(BATCH + 1, np.int32)}
     for q_scale in (0.5, positive(BATCH, HEADS_Q)):
         assert x.run(q_scale=q_scale).shape == (0, HEADS_Q, DIM_V)
+    x.q = x.p.q[:5].astype(E4M3)  # rows that are in no sequence
+    x.run(q_scale=positive(BATCH, HEADS_Q))
+    with pytest.raises(libattn.InvalidError, match=r"q_scale has shape \(3, 5, 4\)"):
+        x.run(q_scale=positive(BATCH, 5, HEADS_Q))
 
 
 # ---- torch ---------------------------------------------------------------------------------------
