@@ -93,6 +93,18 @@ def given(q: Any, k: Any, v: Any, scales: Tuple[Any, ...], longest: Optional[Tup
     return Given(**tensors, scales={name: scale for name, scale in found.items() if scale is not None}, dot=dot)
 
 
+def query(q: Any, q_scale: Any, o_scale: Any, longest: Optional[int]) -> Tuple[Any, Dict[str, Any]]:
+    """Of attention to a cache: q as a tensor, and the scales that are given, by their fields in attn_args. longest:
+    rows of the longest packed sequence."""
+    if isinstance(q, Quantized) and q.dot is not None:
+        raise _c.InvalidError("q was quantised with k_mean, but keys of the cache have their mean, as far as is known "
+                              "here: quantise q without k_mean. If they lack it, pass q.data and q_scale=q.scale; "
+                              "libattn.correct_lse makes the lse that of keys with their mean")
+    rows = None if longest is None else (longest, 0)
+    found = given(q, None, None, (q_scale, None, None, o_scale), rows, False, None, None)
+    return found.q, found.scales
+
+
 def _scale_of(name: str, x: Quantized, longest: Optional[int]) -> Any:
     """Its scale, of as many blocks as the call's sequences have: quantize may have been told of longer ones."""
     if name == "v" and x.rows not in (None, 0, 1):

@@ -7,9 +7,9 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from . import _c, _kv_plans, _kv_run, _options, _problem, _run, _tensor, masks
+from . import _bytes, _c, _kv_plans, _kv_run, _options, _problem, _run, _tensor, masks
 from ._api import Window, _longest, _no_grad, _pack
-from ._bytes import as_scale
+from ._bytes import Quantized, as_scale
 from ._kv_plans import More, Prepared
 from ._problem import address_of, as_table, same_device, shape_is, shape_of
 from ._run import layouts
@@ -140,18 +140,21 @@ def attention_with_kvcache(
     sink: Any = None, visible_share: Optional[float] = None, out: Any = None, return_lse: bool = False,
     out_f32: bool = False, deterministic: bool = False, threads: int = 0, isa: str = "auto",
     kernel: Optional[str] = None, strategy: Optional[str] = None, fault: Any = None, stream: Any = None,
-    k_scale: Any = None, v_scale: Any = None, token_scales: bool = False,
+    k_scale: Any = None, v_scale: Any = None, token_scales: bool = False, q_scale: Any = None,
+    out_dtype: Optional[str] = None, o_scale: Any = None,
 ) -> Any:
     """Appends keys and values of new tokens to a cache (append_kvcache), then computes attention to all of it.
 
-        q              (batch, len_q, heads_q, dim), of the cache's dtype, or float32, float16 or bfloat16 where that
-                       has one byte; the last row of a sequence stands at its last key
+        q              (batch, len_q, heads_q, dim), of the cache's dtype, but not int8; or float32, float16 or bfloat16
+                       where that has one byte; or what quantize made of it. The last row of a sequence stands at its
+                       last key
 """
     return with_kvcache(
         None, q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, max_len_q, max_len_kv, rotary_cos,
         rotary_sin, rotary_interleaved, rotary_positions, first_kv, position_q, position_kv, causal, window, chunk,
         prefix, mask, bits, bits_keys, scale, softcap, alibi, sink, visible_share, out, return_lse, out_f32,
-        deterministic, threads, isa, kernel, strategy, fault, stream, k_scale, v_scale, token_scales)
+        deterministic, threads, isa, kernel, strategy, fault, stream, k_scale, v_scale, token_scales, q_scale,
+        out_dtype, o_scale)
 
 
 def with_kvcache(
@@ -159,9 +162,9 @@ def with_kvcache(
     rotary_sin, rotary_interleaved, rotary_positions, first_kv, position_q, position_kv, causal, window, chunk,
     prefix, mask, bits, bits_keys, scale, softcap, alibi, sink, visible_share, out, return_lse, out_f32,
     deterministic, threads, isa, kernel, strategy, fault, stream, k_scale, v_scale, token_scales,
+    q_scale=None, out_dtype=None, o_scale=None,
 ) -> Any:
     """attention_with_kvcache. ran: is told of the call and its plans when it has run; None: nobody is."""
-    _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink, k_scale=k_scale, v_scale=v_scale)
     _together(k, v)
     scales = Scales(k_scale, v_scale, _options.flag("token_scales", token_scales))
     if scales.found and k is None:
@@ -173,15 +176,20 @@ def with_kvcache(
         raise _c.InvalidError("max_len_q is given without cu_lens_q")
     return_lse = _options.flag("return_lse", return_lse)
     max_len_q = _options.check("max_len_q", max_len_q)
+    of_query: Dict[str, Any] = {}
+    if not q_scale is o_scale is None or type(q) is Quantized:
+        q, of_query = _bytes.query(q, q_scale, o_scale, max_len_q)
+    _no_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi=alibi, sink=sink, k_scale=k_scale, v_scale=v_scale,
+             **of_query)
     causal, window, chunk, prefix, mask = mask_options(mask, bits, causal, window, chunk, prefix)
     static = (causal, _options.window(window), chunk, scale, softcap, 0.0, out_f32, deterministic, threads, isa, kernel,
-              strategy)
+              strategy, out_dtype)
     _options.check_all(_problem.Static._fields, static)
     more = More(_options.check("max_len_kv", max_len_kv), _options.check("bits_keys", bits_keys),
                 _options.check("visible_share", visible_share))
     tables = {name: value for name, value in (
         ("first_kv", first_kv), ("position_q", position_q), ("position_kv", position_kv), ("prefix", prefix),
-        ("bits", bits), ("alibi", alibi), ("sink", sink)) if value is not None}
+        ("bits", bits), ("alibi", alibi), ("sink", sink), *of_query.items()) if value is not None}
     handle = None if stream is None else _tensor.stream_handle(stream)
     used = [q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_lens_q, rotary_cos, rotary_sin, rotary_positions,
             out, fault, k_scale, v_scale, *tables.values()]
@@ -227,11 +235,13 @@ attention_with_kvcache.__doc__ = (attention_with_kvcache.__doc__ or "") + _CACHE
         visible_share  0 < share <= 1: of the pairs that the other masks leave, the share that bits leave; without bits,
                        of the pairs of max_len_kv, the share that lengths leave. The plan's choice and predictions
                        depend on it, results only by rounding; None: not known, taken as 1
+        q_scale        of a q of float8_e4m3fn, out_dtype and o_scale: as attention takes them
         out            the array that o is written into; None: a new one
         out_f32, deterministic, threads, isa, kernel, strategy
                        as attention takes them
 """ + _SCALES + _RUN + """
-    Returns o, (batch, len_q, heads_q, dim_v) or packed, with return_lse (o, lse), lse as attention's.
+    Returns o, (batch, len_q, heads_q, dim_v) or packed, of q's dtype (bfloat16 where that has one byte) or out_dtype;
+    with return_lse (o, lse), lse as attention's.
 """ + _RAISES
 
 
@@ -461,7 +471,8 @@ def _check_apart(call: _Call, arrays: Dict[str, Any], outputs: Dict[str, Any]) -
 
 def _attend(call: _Call, static, more, tables, max_len_q, out, return_lse, ran):
     of = layout(call.tensors["q"], "q").dtype
-    given = {name: as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
+    given = {name: as_scale(value, name, call.like, call.device, call.handle) if name in _problem.SCALES else
+             as_table(value, name, _problem.table_dtype(name, of), call.device, call.handle)
              for name, value in tables.items()}
     outputs = {} if out is None else {"o": writable(out, "out", call.handle)}
     key = ("with_kvcache", static, more, max_len_q, *call.key(),

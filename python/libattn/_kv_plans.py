@@ -48,14 +48,18 @@ class Layouts(NamedTuple):
         at = self.tensors
         of_bytes = at["k_cache"].dtype in _c.BYTE_DTYPES
         decides = "k" if of_bytes else "k_cache"
+        narrow = "q" in at and at["q"].dtype == "float8_e4m3fn"
+        if narrow and self.interleaved is not None:
+            raise _c.InvalidError("q is float8_e4m3fn, and rotary embedding turns a q of float32, float16 or bfloat16: "
+                                  "turn it before it is quantised, and k by append_kvcache without q")
         if "k" in at and at[decides].dtype == "float64":
             raise _c.InvalidError(f"{decides} is float64; k and v are appended in float32, float16 and bfloat16")
         for name, tensor in at.items():
-            other = "k_cache"
+            other = "q" if narrow and name == "k_cache" else "k_cache"
             if of_bytes and name in ("q", "k", "v") and (name == "v" or tensor.dtype not in _c.BYTE_DTYPES):
-                other = "k" if name == "v" else "q" if "q" in at else name
+                other = "k" if name == "v" else "q" if "q" in at and not narrow else name
             _problem.check_tensor(name, tensor, at[other], _PAGES if "cache" in name else None, other,
-                                  () if name == "q" else tuple(_c.BYTE_DTYPES))
+                                  ("float8_e4m3fn",) if name == "q" else tuple(_c.BYTE_DTYPES))
         _problem.check_rows(at["k_cache"], at["v_cache"], "k_cache", "v_cache")
         shape = self.tables["page_table"].shape
         if len(shape) != 2 or shape[0] != self.batch:

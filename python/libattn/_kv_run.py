@@ -12,7 +12,7 @@ from ._tensor import Layout
 
 # Arguments that attn_args has by the same name; its q may be q_out, and its k and v are the caches.
 _SAME = {"o", "lse", "lens_kv", "page_table", "cu_lens_q", "first_kv", "position_q", "position_kv", "prefix", "bits",
-         "alibi", "sink", "k_scale", "v_scale", "fault"}
+         "alibi", "sink", "q_scale", "k_scale", "v_scale", "o_scale", "fault"}
 
 
 def append(prepared: Prepared, at: Dict[str, int], stream: Optional[int]) -> int:

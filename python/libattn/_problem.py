@@ -528,8 +528,8 @@ class Problem:
         if of.dtype not in _c.BYTE_DTYPES:
             raise _c.InvalidError(f"{name} is given for {name[0]} of {of.dtype}; it goes with "
                                   + ("float8_e4m3fn" if name == "q_scale" else "float8_e4m3fn and int8"))
-        rows = of.shape[0 if self.varlen else 1]
-        if self.varlen:
+        rows = of.shape[1 if self.varlen is None else 0]
+        if self.varlen is not None:
             rows = min(rows, desc.len_q if name == "q_scale" else desc.len_kv)
         blocks, heads = _rows_of_blocks(name, rows), dict.fromkeys((of.shape[-2], desc.heads_kv))
         dims = (1, desc.dim_v) if name == "v_scale" else (1,)

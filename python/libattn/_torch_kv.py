@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from . import _c, _cascade, _kv, _options, _tensor, _torch_kv_again, _torch_nested
 from ._api import Window
+from ._bytes import Quantized
 from ._torch_masks import bits_of
 from ._torch_ops import FORWARD_MODE, floats_of, threads_of
 
@@ -51,6 +52,7 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
                   alibi, sink, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale, softcap, out_f32,
                   deterministic):
     ran = None
+    _refuse_narrow(q)
     if cu_lens is None and fault is None and k_scale is None and v_scale is None:
         static = _static(interleaved, threads, max_len_kv, bits_keys, visible_share, causal, window, chunk, scale,
                          softcap, out_f32, deterministic)
@@ -62,6 +64,14 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
         positions, first_kv, position_q, position_kv, causal, None if window is None else tuple(window), chunk, prefix,
         None, bits, bits_keys, scale, softcap, alibi, sink, visible_share, None, True, out_f32, deterministic,
         threads_of(threads, q), "auto", None, None, fault, None, k_scale, v_scale, token_scales)
+
+
+def _refuse_narrow(q: Any) -> None:
+    """Raises if q has scales, for which the operator has no arguments."""
+    kind = "what quantize returned" if isinstance(q, Quantized) else getattr(q, "dtype", None)
+    if kind in ("what quantize returned", torch.float8_e4m3fn):
+        raise _c.InvalidError(f"q is {kind}; libattn.torch.attention_with_kvcache takes float32, float16 and bfloat16 "
+                              "over a cache of one byte: libattn.attention_with_kvcache takes such a q, with q_scale")
 
 
 def _static(*options: Any) -> Tuple[Any, ...]:
@@ -95,6 +105,7 @@ def _append_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, *rest)
 
 @torch.library.register_fake("libattn::with_kvcache", lib=_library)
 def _with_kvcache_fake(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, *rest):
+    _refuse_narrow(q)
     out_f32 = rest[-2]
     lse = (q.shape[0], q.shape[2], q.shape[1]) if cu_lens is None else (q.shape[1], q.shape[0])
     return (q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=torch.float32 if out_f32 else q.dtype),
@@ -262,6 +273,7 @@ def attention_with_kvcache(
     libattn.attention_with_kvcache has it.
     """
     _torch_nested.refuse(q=q, k=k, v=v)
+    _refuse_narrow(q)
     if cu_lens_q is not None and max_len_q is None:
         raise _c.InvalidError("max_len_q is None: with cu_lens_q the operator takes a number")
     causal, window, chunk, prefix, mask = _kv.mask_options(mask, bits, causal, window, chunk, prefix)

@@ -405,6 +405,7 @@ def of_bytes():
     close(o.a, libattn.attention_with_kvcache(**host, k_scale=0.05, v_scale=0.02), 2e-3)
     assert np.array_equal(gpu["k_cache"].a, host["k_cache"])
     if len(kinds) > 1:
+        over_cache_of_e4m3(positive, kinds[1][0])
         host = tensors(130, *kinds[1][:2])
         given = up(host)
         bias = np.zeros(130 * 200 + 8, np.float16)
@@ -437,6 +438,35 @@ def of_bytes():
             close(lse.a, wanted[1], 1e-2)
     named = libattn.plan((2, 130, 4, 64), (2, 200, 2, 64), dtype="float8_e4m3fn", device="cuda", k_scale=0.5)
     assert "k_scale per tensor" in named.explain()
+
+
+def over_cache_of_e4m3(positive, e4m3):
+    """q of bytes, of few rows and of many, with new tokens in floats, in bytes and without."""
+    for new, packed in ((2, False), (2, True), (12, False)):
+        host = problem(new=new, packed=packed, rotary_dim=0)
+        for name in ("q", "k_cache", "v_cache"):
+            host[name] = host[name].astype(e4m3)
+        host.update(k_scale=0.5, v_scale=positive(2, 2), return_lse=True, causal=True)
+        for tokens, q_scale in ((np.float16, 0.7), (e4m3, positive(2, 4)), (None, positive(2, new, 2)),
+                                (None, np.broadcast_to(positive(1), (2, 2)))):
+            host.update({name: tokens and host[name].astype(tokens) for name in "kv"}, q_scale=q_scale)
+            gpu = up(host)
+            gpu["q_scale"] = Array(q_scale) if isinstance(q_scale, np.ndarray) else q_scale  # of its strides
+            found = libattn.attention_with_kvcache(**gpu)
+            done()
+            wanted = libattn.attention_with_kvcache(**host)
+            assert found[0].dtype == wanted[0].dtype == "bfloat16"
+            size = np.abs(wanted[0].astype("f")).max()
+            close(found[0].a.astype("f") / size, wanted[0].astype("f") / size, 5e-2)
+            close(found[1].a, wanted[1], 1e-2)
+            for name in ("k_cache", "v_cache"):
+                assert np.array_equal(gpu[name].a.view("B"), host[name].view("B"))
+        o = libattn.attention_with_kvcache(**dict(gpu, out_dtype="float8_e4m3fn", o_scale=0.01, return_lse=False))
+        done()
+        wanted = libattn.attention_with_kvcache(**dict(host, out_dtype="float8_e4m3fn", o_scale=0.01, return_lse=False))
+        close(o.a.astype("f") / 100, wanted.astype("f") / 100, 0.13)
+    refuses("q_scale is on the CPU, q on GPU 0",
+            lambda: libattn.attention_with_kvcache(**dict(gpu, q_scale=positive(2, 4))))
 
 
 def refuses(match, call, kind=libattn.InvalidError):

@@ -242,3 +242,39 @@ def test_bytes(rows):
         libattn.attention(q, k8.data, v8.data, k_scale=torch.ones(2))
     with pytest.raises(libattn.UnsupportedError, match="out_dtype = .* is computed on the CPU alone"):
         libattn.attention(q, k8.data, v8.data, out_dtype="float16")
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_q_of_bytes_over_a_cache(rows):
+    """With new tokens in floats and in bytes, scales of every place, on another stream: as on the CPU."""
+    q, k, v = tensors(rows=rows, keys=rows, dtype=torch.bfloat16)
+    k_cache, v_cache = (torch.randn(12, 64, 2, 64, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    table = torch.randperm(12, device="cuda").int().reshape(2, 6)
+    seqlens = torch.tensor([130, 7], device="cuda", dtype=torch.int32)
+    q8, stream = libattn.quantize(q, scale_heads=2), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    shared = torch.full((), 0.02, device="cuda").expand(2, 2)
+    for given, tokens, options in (
+            (q8, (k, v), {}), (q8, (), {"stream": stream}),
+            (q8.data, (k, v), {"q_scale": shared, "k_scale": 0.5, "out_dtype": "float16"}),
+            (q8.data, [x.to(torch.float8_e4m3fn) for x in (k, v)], {"q_scale": 0.02, "v_scale": shared * 10}),
+            (q8.data, (), {"q_scale": q8.scale, "out_dtype": "float8_e4m3fn", "o_scale": 0.05})):
+        results = []
+        for place in ("cpu", "cuda"):
+            def move(x):
+                return x.to(place) if isinstance(x, torch.Tensor) else x
+
+            moved = libattn.Quantized(*map(move, given)) if isinstance(given, libattn.Quantized) else move(given)
+            caches = [x.to(place, copy=True) for x in (k_cache, v_cache)]
+            there = {name: move(x) for name, x in options.items() if place == "cuda" or name != "stream"}
+            o, lse = libattn.attention_with_kvcache(
+                moved, *caches, *map(move, tokens), cache_seqlens=move(seqlens), page_table=move(table), causal=True,
+                return_lse=True, **there)
+            torch.cuda.synchronize()
+            results.append((o, lse, *caches))
+        (right, right_lse, *written), (o, lse, *caches) = results
+        assert o.is_cuda and o.dtype == right.dtype
+        size = right.float().abs().max()
+        close(o.float() / size.cuda(), right.float() / size, 0.13 if "o_scale" in options else 5e-2)
+        close(lse, right_lse)
+        assert all(torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(caches, written))

@@ -163,7 +163,7 @@ def test_operators_use_as_many_threads_as_torch(make):
                          lambda: la.attention_with_kvcache(q, k, v, cache_seqlens=13)):
                 _run.clear_plans()
                 call()
-                static = [part for key in _run._plans for part in key if isinstance(part, tuple) and len(part) == 12]
+                static = [part for key in _run._plans for part in key if isinstance(part, tuple) and len(part) >= 12]
                 assert static and {one[8] for one in static} == {number}
             _run.clear_plans()
             la.attention(q, k, v, threads=2)
