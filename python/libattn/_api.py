@@ -91,7 +91,12 @@ class Gradients(NamedTuple):
 def _no_grad(**tensors: Any) -> None:
     """A result of these functions has no history: a tensor that wants a gradient would silently get none."""
     for name, tensor in tensors.items():
-        if tensor is not None and type(tensor) is not np.ndarray and _tensor.is_torch(tensor) and tensor.requires_grad:
+        if tensor is None or type(tensor) is np.ndarray or not _tensor.is_torch(tensor):
+            continue
+        if _tensor.has_tangent(tensor):
+            raise _c.InvalidError(f"{name} has a tangent, and this function has no forward-mode derivative: pass what "
+                                  "torch.autograd.forward_ad.unpack_dual gives as the primal")
+        if tensor.requires_grad:
             import torch
 
             if not torch.is_grad_enabled():

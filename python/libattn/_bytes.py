@@ -25,6 +25,8 @@ class Quantized(NamedTuple):
     rows: Optional[int] = None
     #: (elements, seed) of hadamard; None: it was not rotated.
     rotation: Optional[Tuple[int, int]] = None
+    #: Of x: data of another shape, as after a slice, does not belong to scale. None: unknown.
+    shape: Optional[Tuple[int, ...]] = None
 
 
 # ---- scales --------------------------------------------------------------------------------------
@@ -106,15 +108,28 @@ def query(q: Any, q_scale: Any, o_scale: Any, longest: Optional[int]) -> Tuple[A
 
 
 def _scale_of(name: str, x: Quantized, longest: Optional[int]) -> Any:
-    """Its scale, of as many blocks as the call's sequences have: quantize may have been told of longer ones."""
+    """Its scale, of as many blocks as the call's sequences have: quantize may have been told of longer packed ones."""
+    if x.rows not in (None, 0, 1, 64, 128):
+        raise _c.InvalidError(f"{name}.rows is {x.rows!r}; it takes 0, 1, 64, 128 or None")
     if name == "v" and x.rows not in (None, 0, 1):
         raise _c.InvalidError(f"v was quantised with scales for blocks of {x.rows} rows; it takes the granularity "
                               "tensor, head, channel or token")
-    shape = layout(see(x.data, name), name).shape
-    if not x.rows or len(shape) != (4 if longest is None else 3):
+    shape = tuple(layout(see(x.data, name), name).shape)
+    if x.shape is not None and shape != tuple(x.shape):
+        raise _c.InvalidError(f"{name}.data has shape {shape}, where {tuple(x.shape)} was quantised: quantise what is "
+                              f"given here, or cut {name}.scale like it and pass both apart, as {name} and {name}_scale")
+    if x.scale is None:
+        raise _c.InvalidError(f"{name}.scale is None; it takes what {name}_scale takes")
+    if not x.rows:
         return x.scale
-    rows = shape[1] if longest is None else min(longest, shape[0])
-    blocks, needed = layout(see(x.scale, name), name).shape[1], -(-rows // x.rows)
+    of_scale = tuple(layout(see(x.scale, name + ".scale"), name + ".scale").shape)
+    if len(of_scale) != 4:
+        raise _c.InvalidError(f"{name}.scale has shape {of_scale}; where {name}.rows is {x.rows} it takes (sequences, "
+                              "blocks, heads, dim)")
+    if longest is None or len(shape) != 3:
+        return x.scale
+    rows, blocks = min(longest, shape[0]), of_scale[1]
+    needed = -(-rows // x.rows)
     if blocks < needed:
         raise _c.InvalidError(f"{name} was quantised with scales for {blocks} blocks of {x.rows} rows, where sequences "
                               f"have up to {rows} rows")
@@ -123,6 +138,9 @@ def _scale_of(name: str, x: Quantized, longest: Optional[int]) -> Any:
 
 def _check_rotation(made: Dict[str, Quantized]) -> None:
     """Raises where o would be that of other products, or rotated itself."""
+    for name, x in made.items():
+        if not (x.rotation is None or (isinstance(x.rotation, tuple) and len(x.rotation) == 2)):
+            raise _c.InvalidError(f"{name}.rotation is {x.rotation!r}; it takes (elements, seed) or None")
     of_q, of_k = (made[name].rotation if name in made else None for name in ("q", "k"))
     if of_q != of_k:
         name, other = ("q", "k") if of_q is not None else ("k", "q")

@@ -167,7 +167,10 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
     """A packed array of `dtype` on q's device. On the CPU lists and other types of the same kind are converted, where
     no value changes; on a GPU the array must be right as it is, for converting would need to wait for it."""
     if device is None and not _tensor.is_tensor(value):
-        value = np.asarray(value)
+        try:
+            value = np.asarray(value)
+        except (TypeError, ValueError) as problem:  # lists of different lengths, or of tensors
+            raise TypeError(f"{name} is {type(value).__name__}, which is no array: {problem}") from problem
     seen = see(value, name, stream)
     if device is None and type(seen) is np.ndarray:
         if seen.dtype == dtype and seen.flags.c_contiguous:
@@ -177,7 +180,7 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
     same_device(name, is_at.device, device)
     if is_at.dtype == dtype and is_packed(is_at):
         return seen
-    if device is None and is_at.dtype != "bfloat16" and not (type(seen) is not View and seen.requires_grad):
+    if device is None and hasattr(np, is_at.dtype) and not (type(seen) is not View and seen.requires_grad):
         return _converted(_tensor.host(seen), name, dtype)
     if device is None and dtype in ("float32", "float64") and type(seen) is not View:
         return seen.detach().to(getattr(sys.modules["torch"], dtype)).contiguous()
@@ -194,7 +197,11 @@ def _converted(array: np.ndarray, name: str, dtype: str) -> np.ndarray:
             raise _c.InvalidError(f"{name} has values from {array.min()} to {array.max()}, beyond {dtype}")
     elif array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
         raise TypeError(f"{name} is {array.dtype}; it takes {dtype}")
-    return np.ascontiguousarray(array, wanted)
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(array, wanted)
+    if wanted.kind == "f" and np.isinf(found).sum() > np.isinf(array).sum():
+        raise _c.InvalidError(f"{name} has values beyond {dtype}")
+    return found
 
 
 def shape_is(name: str, shape: Tuple[int, ...], *allowed: Tuple[int, ...]) -> None:
@@ -372,10 +379,11 @@ class Problem:
             getattr(desc, name + "_stride")[:] = strides_of(self.tensors[name], self.labels.get(name, name))
         given = [(name, self.tensors[name]) for name in ("o", "grad_o") if name in self.tensors]
         for name, tensor in given + [item for item in self.outputs.items() if item[0] in shapes]:
-            shape_is(name, tensor.shape, shapes[name])
-            typed(name, tensor, self.dtype)
-            same_device(name, tensor.device, q.device)
-            getattr(desc, name + "_stride")[:] = strides_of(tensor, name)
+            label = "out" if name == "o" and name in self.outputs else name
+            shape_is(label, tensor.shape, shapes[name])
+            typed(label, tensor, self.dtype)
+            same_device(label, tensor.device, q.device)
+            getattr(desc, name + "_stride")[:] = strides_of(tensor, label)
         lses = [(name, self.tensors[name]) for name in ("lse", "grad_lse") if name in self.tensors]
         for name, tensor in lses + [item for item in self.outputs.items() if item[0] == "lse"]:
             shape_is(name, tensor.shape, self.lse_shape)

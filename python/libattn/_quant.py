@@ -98,7 +98,8 @@ def _quantize(device, context, handle, seen, k_mean, cu_lens, options) -> Quanti
         (mean_seen if means is None else means, "mean"), (dot_seen, "dot"))]
     args = _c.QuantArgs(*given)
     _c.check(_c.quant_run(plan._handle, args, ctypes.sizeof(args), handle))
-    return Quantized(data, scale, mean, dot, desc.scale_rows, (desc.rotate, desc.seed) if desc.rotate else None)
+    return Quantized(data, scale, mean, dot, desc.scale_rows, (desc.rotate, desc.seed) if desc.rotate else None,
+                     tuple(of_x))
 
 
 def _plan(x, shapes, dtype, granularity, block_rows, scale_heads, hadamard, seed, subtract_mean, max_len, threads):

@@ -222,6 +222,12 @@ def writable(tensor: Any, name: str, stream: Optional[int]) -> Any:
     return seen
 
 
+def has_tangent(tensor: Any) -> bool:
+    """Of a torch tensor: whether it is one of torch's forward-mode derivatives."""
+    forward_ad = sys.modules["torch"].autograd.forward_ad
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def host(seen: Any) -> np.ndarray:
     """What is seen on the CPU, as NumPy's."""
     return seen if type(seen) is np.ndarray else np.from_dlpack(seen.source if type(seen) is View else seen)

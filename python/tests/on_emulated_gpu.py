@@ -76,6 +76,7 @@ import libattn  # noqa: E402
 from libattn import _problem, _run  # noqa: E402
 
 random = np.random.default_rng(5)
+LSE_OF_BYTES = 4e-2  # E4M3 kernels add P as they rounded it: docs/FP8.md
 
 
 def normal(*shape, dtype=np.float16):
@@ -364,7 +365,7 @@ def of_bytes():
         assert found[0].dtype == wanted[0].dtype
         size = np.abs(wanted[0].astype("f")).max()
         close(found[0].a.astype("f") / size, wanted[0].astype("f") / size, 5e-2)
-        close(found[1].a, wanted[1], 1e-2)
+        close(found[1].a, wanted[1], LSE_OF_BYTES)
 
     kinds = [(np.float16, np.int8, 2e-3)]
     try:
@@ -435,7 +436,7 @@ def of_bytes():
             host = [libattn.Quantized(*(getattr(x, "a", x) for x in given)) for given in (q8, k8, v8)]
             wanted = libattn.attention(*host, causal=True, return_lse=True)
             close(o.a, wanted[0], 3e-2)
-            close(lse.a, wanted[1], 1e-2)
+            close(lse.a, wanted[1], LSE_OF_BYTES)
     named = libattn.plan((2, 130, 4, 64), (2, 200, 2, 64), dtype="float8_e4m3fn", device="cuda", k_scale=0.5)
     assert "k_scale per tensor" in named.explain()
 
@@ -458,7 +459,7 @@ def over_cache_of_e4m3(positive, e4m3):
             assert found[0].dtype == wanted[0].dtype == "bfloat16"
             size = np.abs(wanted[0].astype("f")).max()
             close(found[0].a.astype("f") / size, wanted[0].astype("f") / size, 5e-2)
-            close(found[1].a, wanted[1], 1e-2)
+            close(found[1].a, wanted[1], LSE_OF_BYTES)
             for name in ("k_cache", "v_cache"):
                 assert np.array_equal(gpu[name].a.view("B"), host[name].view("B"))
         o = libattn.attention_with_kvcache(**dict(gpu, out_dtype="float8_e4m3fn", o_scale=0.01, return_lse=False))

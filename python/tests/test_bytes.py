@@ -289,7 +289,7 @@ def test_types_of_o(of_q):
         close(o, exact, 2e-2)
         given = np.zeros((*q.shape[:-1], DIM_V + 5), dtype)[..., 3:DIM_V + 3]
         assert libattn.attention(q, k, v, out_dtype=name, out=given) is given and np.array_equal(given, o)
-        with pytest.raises(libattn.InvalidError, match=f"o is {E4M3}, where it takes {dtype}"):
+        with pytest.raises(libattn.InvalidError, match=f"out is {E4M3}, where it takes {dtype}"):
             libattn.attention(q, k, v, out_dtype=name, out=given.astype(E4M3))
     assert libattn.attention(q, k, v, out_f32=True, out_dtype="float32").dtype == np.float32
     floats = libattn.attention(q, k, v, out_dtype="float32")
@@ -382,6 +382,8 @@ def mistakes():
         (r"o_scale has shape \(2,\); it takes one", {"o_scale": [1, 2], "out_dtype": "float8_e4m3fn"}),
         ("k_scale is bool; it takes float32", {"k_scale": True}),
         ("v_scale is <U3; it takes float32", {"v_scale": "0.5"}),
+        ("k_scale is list, which is no array", {"k_scale": [[1, 2], [1]]}),
+        ("k_scale has values beyond float32", {"k_scale": np.full(2, 1e300)}),
     ]
 
 
@@ -425,9 +427,18 @@ def test_mistakes_with_quantized():
             ("v was rotated", turned, {}),
             ("v was quantised with scales for blocks of 64 rows; it takes", (*plain[:2], libattn.quantize(v)), {}),
             (r"q.dot has shape \(2, 4, 3\); it takes \(2, 4, 150\)", (q8._replace(dot=q8.dot[..., :3]), k8, v8),
-             {"return_lse": True})):
+             {"return_lse": True}),
+            *((rf"k.data has shape \({n}, {m}, 2, 32\), where \(2, 200, 2, 32\) was quantised",
+               (q, plain[1]._replace(data=plain[1].data[2 - n:, 200 - m:]), v[2 - n:, 200 - m:]), {})
+              for n, m in ((1, 200), (2, 199), (2, 136))),
+            ("k.rows is 100; it takes 0, 1, 64, 128", (q, plain[1]._replace(rows=100), v), {}),
+            ("k.rows is -1; it takes", (q, plain[1]._replace(rows=-1), v), {}),
+            ("k.scale is None", (q, plain[1]._replace(scale=None), v), {}),
+            (r"k.scale has shape \(2,\); where k.rows is 64 it takes", (q, plain[1]._replace(scale=positive(2)), v), {}),
+            ("k.rotation is 5", (q, plain[1]._replace(rotation=5), v), {})):
         with pytest.raises((libattn.InvalidError, libattn.UnsupportedError), match=match):
             libattn.attention(*given, **options)
+    libattn.attention(q, libattn.Quantized(k8.data, 0.5), libattn.Quantized(v8.data, 2))
     libattn.attention(q8.data, turned[1].data, v8, q_scale=q8.scale, k_scale=turned[1].scale)  # as the caller says
 
 
@@ -481,6 +492,12 @@ def test_autograd_does_not_take_bytes():
         with torch.autocast("cpu", torch.bfloat16), pytest.raises(
                 (libattn.InvalidError, libattn.UnsupportedError), match=match):
             call()
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(libattn.InvalidError, match="k_scale has a tangent"):
+        libattn.attention(q, k, v, k_scale=torch.autograd.forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+    with pytest.raises(libattn.InvalidError, match="lens_q is float8_e4m3fn .* it takes packed int32"):
+        libattn.attention(q, k, v, lens_q=torch.ones(1).to(torch.float8_e4m3fn))
+    with pytest.raises(libattn.InvalidError, match="out is float32, where it takes bfloat16"):
+        libattn.attention(q, k, v, out=torch.empty(1, 9, 2, 16))
     x8 = libattn.quantize(wide)
     with pytest.raises(TypeError, match="q is Quantized; .* libattn.attention takes what quantize returned"):
         la.attention(x8, x8, x8)

@@ -181,7 +181,7 @@ def test_what_is_refused_leaves_the_output_as_it_was():
             ("k_cache has shape", {"k_cache": batch.k[0]}), ("k_cache has shape", {"v_cache": batch.v[1:]}),
             ("v_cache is float16", {"v_cache": batch.v.astype(np.float16)}), ("dim 15", {"q": batch.q[..., :15]}),
             ("sink has shape", {"sink": [1.0]}), ("scale is 0", {"scale": 0}), ("softcap", {"softcap": -1.0}),
-            ("o has shape", {"out": out[:1]}), ("threads", {"threads": -1}), ("fault", {"fault": np.zeros(1, "u4")}),
+            ("out has shape", {"out": out[:1]}), ("threads", {"threads": -1}), ("fault", {"fault": np.zeros(1, "u4")}),
             ("ATTN_F64", {"q": batch.q.astype("d"), "k_cache": batch.k.astype("d"), "v_cache": batch.v.astype("d"),
                           "out": None})):
         with pytest.raises((libattn.InvalidError, TypeError), match=match):

@@ -184,8 +184,8 @@ def test_outputs(make):
     out = np.full_like(q, 7)
     out.flags.writeable = False
     refuses("out is read-only|o is read-only", q, k, v, out=out)
-    refuses("o has shape", q, k, v, out=np.zeros((2, 9, 4, 23), "f"))
-    refuses("o is float16", q, k, v, out=np.zeros(q.shape, np.float16))
+    refuses("out has shape", q, k, v, out=np.zeros((2, 9, 4, 23), "f"))
+    refuses("out is float16", q, k, v, out=np.zeros(q.shape, np.float16))
     refuses("overlap", q, k, v, out=q)
     refuses("o_stride", q, k, v, out=np.lib.stride_tricks.as_strided(np.zeros(500, "f"), q.shape, (0, 96, 96, 4)))
     out = np.full_like(q, 7)

@@ -368,7 +368,7 @@ def test_mistakes():
         with pytest.raises(libattn.InvalidError, match=match):
             libattn.attention_with_kvcache(**dict(given, **wrong))
         assert torch.equal(given["k_cache"], before)
-    with pytest.raises(libattn.InvalidError, match="o is on the CPU, q on GPU 0"):
+    with pytest.raises(libattn.InvalidError, match="out is on the CPU, q on GPU 0"):
         libattn.attention(*(torch.randn(1, 8, 2, 64, device="cuda").half() for _ in range(3)),
                           out=torch.empty(1, 8, 2, 64).half())
     with pytest.raises(libattn.InvalidError, match="max_len_q is needed"):

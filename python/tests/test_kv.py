@@ -407,7 +407,7 @@ def mistakes(p):
     yield "max_len_q is given without", {"max_len_q": 3}
     yield "fault", {"fault": np.zeros(1, np.uint32)}
     yield "fault is float32", {"fault": np.zeros(1, np.float32)}
-    yield "o has shape", {"out": np.zeros((3, 3, 4, 15), "f")}
+    yield "out has shape", {"out": np.zeros((3, 3, 4, 15), "f")}
     yield "overlap", {"out": p.k_cache.reshape(-1)[:p.q.size].reshape(p.q.shape)}
 
 

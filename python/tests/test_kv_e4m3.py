@@ -168,7 +168,7 @@ def test_types_of_o(rows):
         close(o, floats, 1e-2)
         given = np.zeros(o.shape, dtype)
         assert x.run(out_dtype=name, out=given) is given and np.array_equal(given, o)
-        with pytest.raises(libattn.InvalidError, match=f"o is {E4M3}, where it takes {dtype}"):
+        with pytest.raises(libattn.InvalidError, match=f"out is {E4M3}, where it takes {dtype}"):
             x.run(out_dtype=name, out=given.astype(E4M3))
     for scale in (None, 0.03, [0.5], np.full((1, 1), 2.0)):
         o = x.run(out_dtype="float8_e4m3fn", o_scale=scale)
