@@ -7,8 +7,8 @@
 
 Inputs are rounded to bf16 first. libattn.quantize makes bytes and scales of them, everything else is NumPy in float64:
 attention of the values that bytes and scales stand for, beside attention of the bf16 inputs. Prints the table in
-Markdown. --gpu: instead of the floor, what kernels of a GPU compute: libattn's, and FlashAttention-3's where the package
-fa3-fwd is installed (with one scale per head, which is all that it takes).
+Markdown. --gpu: what kernels of a GPU compute, instead of the floor: libattn's, and FlashAttention-3's where the
+package fa3-fwd is installed (with one scale per head, which is all that it takes).
 """
 import argparse
 import json
@@ -190,9 +190,10 @@ def kernels():
     yield "libattn, one scale per tensor", TENSOR, TENSOR, ours
     yield "libattn, + rotation", rotated, TENSOR, ours
     yield "libattn, blocks and channels, rotation", WAYS[2][2], WAYS[2][3], ours
-    if peer():
-        yield "FlashAttention-3, one scale per tensor", TENSOR, TENSOR, peer()
-        yield "FlashAttention-3, + rotation", rotated, TENSOR, peer()
+    theirs = peer()
+    if theirs:
+        yield "FlashAttention-3, one scale per tensor", TENSOR, TENSOR, theirs
+        yield "FlashAttention-3, + rotation", rotated, TENSOR, theirs
 
 
 def study_kernels(draw, options):
@@ -216,7 +217,8 @@ def study_kernels(draw, options):
 
 
 def kernel_table(studies):
-    print("| inputs | kernel | from bf16 inputs | of per tensor | from the bytes' values | floor |\n|---|---|---|---|---|---|")
+    print("| inputs | kernel | from bf16 inputs | of per tensor | from the bytes' values | floor |")
+    print("|---|---|---|---|---|---|")
     for inputs, error in studies:
         first = None
         for name, *_ in kernels():

@@ -46,7 +46,7 @@ _OPTIONS = """
     subtracted and q was quantised with k_mean, lse is that of k with its mean.
 
         q_scale        float32: a number, (heads), (batch, heads), (batch, rows, heads), or as quantize returns it
-                       (batch, blocks, heads, dim); 1 in place of any of these: one for all. heads: heads_q or heads_kv;
+                       (batch, blocks, heads, dim); 1 in place of all but rows: one for all. heads: heads_q or heads_kv;
                        blocks: of 64, 128 or single rows, counted from the first row of each sequence; dim: 1.
                        None: 1. On a GPU a tensor of it lies there, with any strides; a number does everywhere
         k_scale        likewise; heads: heads_kv. v_scale: likewise; blocks: of single rows; dim: dim_v, one for each

@@ -117,7 +117,8 @@ def _scale_of(name: str, x: Quantized, longest: Optional[int]) -> Any:
     shape = tuple(layout(see(x.data, name), name).shape)
     if x.shape is not None and shape != tuple(x.shape):
         raise _c.InvalidError(f"{name}.data has shape {shape}, where {tuple(x.shape)} was quantised: quantise what is "
-                              f"given here, or cut {name}.scale like it and pass both apart, as {name} and {name}_scale")
+                              f"given here, or cut {name}.scale like it and pass both apart, as {name} and "
+                              f"{name}_scale")
     if x.scale is None:
         raise _c.InvalidError(f"{name}.scale is None; it takes what {name}_scale takes")
     if not x.rows:

@@ -180,7 +180,8 @@ def as_table(value: Any, name: str, dtype: str, device: Optional[int], stream: O
     same_device(name, is_at.device, device)
     if is_at.dtype == dtype and is_packed(is_at):
         return seen
-    if device is None and hasattr(np, is_at.dtype) and not (type(seen) is not View and seen.requires_grad):
+    is_numpys = hasattr(np, is_at.dtype)  # as bfloat16 and float8_e4m3fn are not
+    if device is None and is_numpys and not (type(seen) is not View and seen.requires_grad):
         return _converted(_tensor.host(seen), name, dtype)
     if device is None and dtype in ("float32", "float64") and type(seen) is not View:
         return seen.detach().to(getattr(sys.modules["torch"], dtype)).contiguous()
@@ -549,7 +550,7 @@ class Problem:
             raise _c.InvalidError(
                 f"{name} has shape {at.shape}; it takes a number, ({few},), ({desc.batch}, {few}), ({desc.batch}, "
                 f"{rows}, {few}) or (sequences, blocks, heads, dim), which is ({desc.batch}, "
-                f"{' or '.join(map(str, blocks))}, {few}, {' or '.join(map(str, dims))}); and 1 in place of any"
+                f"{' or '.join(map(str, blocks))}, {few}, {' or '.join(map(str, dims))}); and 1 in place of any but rows"
                 + ", but dim has scales of its own only where there is one block" * (name == "v_scale"))
         if name == "q_scale" and shape[2] > 1:
             desc.q_scale_heads = shape[2]

@@ -9,7 +9,6 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import _c, _cascade, _kv, _options, _tensor, _torch_kv_again, _torch_nested
 from ._api import Window
@@ -68,8 +67,8 @@ def _with_kvcache(k_cache, v_cache, k, v, seqlens, page_table, cu_lens, q, cos, 
 
 def _refuse_narrow(q: Any) -> None:
     """Raises if q has scales, for which the operator has no arguments."""
-    kind = "what quantize returned" if isinstance(q, Quantized) else getattr(q, "dtype", None)
-    if kind in ("what quantize returned", torch.float8_e4m3fn):
+    if isinstance(q, Quantized) or getattr(q, "dtype", None) == torch.float8_e4m3fn:
+        kind = "what quantize returned" if isinstance(q, Quantized) else q.dtype
         raise _c.InvalidError(f"q is {kind}; libattn.torch.attention_with_kvcache takes float32, float16 and bfloat16 "
                               "over a cache of one byte: libattn.attention_with_kvcache takes such a q, with q_scale")
 
@@ -124,10 +123,9 @@ _cascade_op = torch.ops.libattn.cascade.default
 
 
 def _refuse_gradients(arguments: Tuple[Any, ...], names: Tuple[str, ...]) -> None:
-    if forward_ad._current_level >= 0:
-        for place, tensor in enumerate(arguments):
-            if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-                raise _c.UnsupportedError(f"{names[place]} has a tangent: {FORWARD_MODE}")
+    for place, tensor in enumerate(arguments):
+        if isinstance(tensor, Tensor) and _tensor.has_tangent(tensor):
+            raise _c.UnsupportedError(f"{names[place]} has a tangent: {FORWARD_MODE}")
     for place, tensor in enumerate(arguments if torch.is_grad_enabled() else ()):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             raise _c.InvalidError(f"{names[place]} requires grad, and attention to a cache has no autograd: call it "

@@ -123,7 +123,7 @@ def test_new_tokens_and_groups_of_heads(group, tokens):
 
 @pytest.mark.parametrize("new", [1, 6])
 def test_decoding_with_scales_that_are_found(new):
-    """From an empty cache, by token, with scales of slots beside those of q."""
+    """A cache is filled token by token. Its slots have scales, and so has q."""
     p = Problem(new=new, batch=2, dim=DIM, dim_v=DIM, page_size=8, width=4)
     caches, scales = [np.zeros(x.shape, E4M3) for x in (p.k_cache, p.v_cache)], slot_scales(p)
     table = np.arange(8, dtype=np.int32)[::-1].reshape(2, 4).copy()

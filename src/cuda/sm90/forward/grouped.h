@@ -93,8 +93,8 @@ DEVICE float *sum_of_group(grouped_fragments *f, int r)
     return f->o + config::dim_v / 2 + 2 * r;
 }
 
-/* Adds the group's row sums, of P relative to offset, to those of the groups before. All four threads of a quad have
- * them, and their sums are added in the end: so each adds a quarter. */
+/* Adds the group's row sums to those of the groups before. P is relative to offset. All four threads of a quad have the
+ * same sums, which are added in the end: so each thread adds a quarter. */
 DEVICE group_factors add_group_sums(softmax *m, grouped_fragments *f, const float offset[2])
 {
     group_factors by;
